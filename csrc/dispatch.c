@@ -1,0 +1,45 @@
+/* The kernels of this build, best first, and whether this CPU can run them.  SDPA_HAVE_<isa> comes from setup.py, which
+ * leaves a row out where the compiler lacks its flags or the target is another architecture. */
+#include "sdpa.h"
+
+#include <string.h>
+
+#define DECLARE(isa) extern const sdpa_kernel sdpa_kernel_##isa##_4, sdpa_kernel_##isa##_8;
+#define LIST(isa) &sdpa_kernel_##isa##_4, &sdpa_kernel_##isa##_8,
+
+#ifdef SDPA_HAVE_avx512
+DECLARE(avx512)
+#endif
+#ifdef SDPA_HAVE_avx2
+DECLARE(avx2)
+#endif
+#ifdef SDPA_HAVE_neon
+DECLARE(neon)
+#endif
+DECLARE(baseline)
+
+const sdpa_kernel *const sdpa_kernels[] = {
+#ifdef SDPA_HAVE_avx512
+    LIST(avx512)
+#endif
+#ifdef SDPA_HAVE_avx2
+    LIST(avx2)
+#endif
+#ifdef SDPA_HAVE_neon
+    LIST(neon)
+#endif
+    LIST(baseline) NULL,
+};
+
+/* __builtin_cpu_supports also asks whether the operating system saves the wide registers. */
+int sdpa_cpu_runs(const char *isa)
+{
+#if defined(SDPA_HAVE_avx512) || defined(SDPA_HAVE_avx2)
+    __builtin_cpu_init();
+    if (!strcmp(isa, "avx512"))
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (!strcmp(isa, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return !strcmp(isa, "baseline") || !strcmp(isa, "neon"); /* NEON is part of every AArch64 CPU */
+}

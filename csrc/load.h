@@ -1,0 +1,151 @@
+/* Reading and writing arrays of any dtype and any stride: the only place that knows how the caller's memory looks.
+ * Addresses need not be aligned (a view into packed records is legal in NumPy), hence memcpy. */
+
+static inline real read_one(const char *at, int dtype)
+{
+    float narrow;
+    double wide;
+    switch (dtype) {
+    case SDPA_FLOAT32: memcpy(&narrow, at, sizeof narrow); return (real)narrow;
+    case SDPA_FLOAT64: memcpy(&wide, at, sizeof wide); return (real)wide;
+    default: return 0;
+    }
+}
+
+/* `count` <= VL elements, `stride` bytes apart; the lanes past them are 0. */
+static inline vf read_chunk(const char *at, ptrdiff_t stride, int count, const sdpa_array *array)
+{
+    if (count == VL && stride == array->itemsize) {
+        if (array->dtype == SDPA_FLOAT32) return vf_from_float((const float *)at);
+        if (array->dtype == SDPA_FLOAT64) return vf_from_double((const double *)at);
+    }
+    real lane[VL] = {0};
+    for (int i = 0; i < count; ++i) lane[i] = read_one(at + i * stride, array->dtype);
+    return vf_load(lane);
+}
+
+/* A boolean mask as what is added to scores: 0 where it may be seen, -inf where not. */
+static inline vf read_mask_chunk(const char *at, ptrdiff_t stride, int count)
+{
+    uint8_t lane[VL] = {0};
+    if (count == VL && stride == 1)
+        memcpy(lane, at, VL);
+    else
+        for (int i = 0; i < count; ++i) lane[i] = (uint8_t)at[i * stride];
+    return vf_select(vm_from_bool(lane), vf_set1(0), vf_set1(-(real)INFINITY));
+}
+
+/* One element, in the array's own dtype. */
+static inline void write_one(char *at, int dtype, double x)
+{
+    float narrow = (float)x;
+    if (dtype == SDPA_FLOAT32) memcpy(at, &narrow, sizeof narrow);
+    if (dtype == SDPA_FLOAT64) memcpy(at, &x, sizeof x);
+}
+
+/* Like read_chunk, the other way round. */
+static inline void write_chunk(char *at, ptrdiff_t stride, int count, const sdpa_array *array, vf x)
+{
+    if (count == VL && stride == sizeof(real) && array->itemsize == sizeof(real)) {
+        vf_store((real *)at, x);
+        return;
+    }
+    real lane[VL];
+    vf_store(lane, x);
+    for (int i = 0; i < count; ++i) write_one(at + i * stride, array->dtype, lane[i]);
+}
+
+/* Rows of K or V as `real` rows of `width` with stride *stride: in place where they lie so, else copied to `copy`. */
+static const real *read_block(const sdpa_array *array, const char *at, int64_t rows, int64_t width, real *copy,
+                              ptrdiff_t *stride)
+{
+    int in_place = array->itemsize == sizeof(real) && array->column == (ptrdiff_t)sizeof(real) &&
+                   array->row % (ptrdiff_t)sizeof(real) == 0 && (uintptr_t)at % sizeof(real) == 0;
+    if (in_place) {
+        *stride = array->row / (ptrdiff_t)sizeof(real);
+        return (const real *)at;
+    }
+    *stride = width;
+    for (int64_t row = 0; row < rows; ++row) {
+        const char *from = at + row * array->row;
+        for (int64_t i = 0; i < width; i += VL) {
+            int count = width - i < VL ? (int)(width - i) : VL;
+            vf chunk = read_chunk(from + i * array->column, array->column, count, array);
+            if (count == VL)
+                vf_store(copy + row * width + i, chunk);
+            else {
+                real lane[VL];
+                vf_store(lane, chunk);
+                memcpy(copy + row * width + i, lane, (size_t)count * sizeof(real));
+            }
+        }
+    }
+    return copy;
+}
+
+static inline const char *block_address(const sdpa_array *array, const sdpa_task *t)
+{
+    return array->data + t->batch * array->batch + t->kv_head * array->head + t->key * array->row;
+}
+
+/* Whether whole vectors can be moved between the array and registers as they are. */
+static inline int is_plain(const sdpa_array *array)
+{
+    return array->itemsize == sizeof(real) && array->column == (ptrdiff_t)sizeof(real);
+}
+
+/* tile[column] lane row = row_at[row][column], for VL rows and `count` <= VL columns from `offset` (in bytes). */
+static inline ALWAYS_INLINE void read_transposed(vf *tile, char *const *row_at, ptrdiff_t offset, int count,
+                                                 const sdpa_array *array)
+{
+    if (count == VL && is_plain(array))
+        UNROLL for (int lane = 0; lane < VL; ++lane) tile[lane] = vf_load((const real *)(row_at[lane] + offset));
+    else
+        for (int lane = 0; lane < VL; ++lane) tile[lane] = read_chunk(row_at[lane] + offset, array->column, count, array);
+    vf_transpose(tile);
+}
+
+/* q[feature][rows] from the rows of the task. */
+static void load_queries(const sdpa_problem *p, sdpa_task *t)
+{
+    const sdpa_array *query = &p->query;
+    for (int v = 0; v < t->vectors; ++v)
+        for (int64_t d = 0; d < p->dim; d += VL) {
+            const int count = p->dim - d < VL ? (int)(p->dim - d) : VL;
+            real *to = (real *)t->q + d * ROWS + v * VL;
+            vf tile[VL];
+            read_transposed(tile, t->query_row + v * VL, d * query->column, count, query);
+            if (count == VL)
+                UNROLL for (int i = 0; i < VL; ++i) vf_store(to + i * ROWS, tile[i]);
+            else
+                for (int i = 0; i < count; ++i) vf_store(to + i * ROWS, tile[i]);
+        }
+}
+
+/* row_at[row][first_column + column] = columns[column][rows] * factor[rows], for the rows of the task. */
+static void store_transposed(const sdpa_array *array, const sdpa_task *t, const real *columns, int64_t first_column,
+                             int64_t width, const real *factor)
+{
+    for (int v = 0; v < t->vectors; ++v) {
+        const int rows = t->rows - v * VL < VL ? t->rows - v * VL : VL;
+        char *const *row_at = t->out_row + v * VL;
+        const vf scale = vf_load(factor + v * VL);
+        for (int64_t c = 0; c < width; c += VL) {
+            const int count = width - c < VL ? (int)(width - c) : VL;
+            const real *from = columns + c * ROWS + v * VL;
+            const ptrdiff_t offset = (first_column + c) * array->column;
+            vf tile[VL];
+            if (count == VL && is_plain(array)) {
+                UNROLL for (int i = 0; i < VL; ++i) tile[i] = vf_mul(vf_load(from + i * ROWS), scale);
+                vf_transpose(tile);
+                UNROLL for (int lane = 0; lane < VL; ++lane)
+                    if (lane < rows) vf_store((real *)(row_at[lane] + offset), tile[lane]);
+                continue;
+            }
+            for (int i = 0; i < VL; ++i) tile[i] = i < count ? vf_mul(vf_load(from + i * ROWS), scale) : vf_set1(0);
+            vf_transpose(tile);
+            for (int lane = 0; lane < rows; ++lane)
+                write_chunk(row_at[lane] + offset, array->column, count, array, tile[lane]);
+        }
+    }
+}

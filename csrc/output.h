@@ -1,0 +1,113 @@
+/* Sums of weight * value, and results.  The sums lie as o[feature][rows]. */
+
+static void begin(const sdpa_problem *p, sdpa_task *t)
+{
+    load_queries(p, t);
+    real *max = t->max, *sum = t->sum;
+    for (int row = 0; row < t->vectors * VL; ++row) {
+        max[row] = -(real)INFINITY;
+        sum[row] = 0;
+    }
+    t->started = 0;
+}
+
+static void add_values(const sdpa_problem *p, sdpa_task *t, const real *values, ptrdiff_t stride)
+{
+    output_block(t, p->value_dim, values, stride, t->started ? t->shrink : NULL);
+    t->started = 1;
+}
+
+static void accumulate(const sdpa_problem *p, sdpa_task *t)
+{
+    ptrdiff_t stride;
+    const real *values = read_block(&p->value, block_address(&p->value, t), t->block, p->value_dim, t->value_copy, &stride);
+    add_values(p, t, values, stride);
+}
+
+/* No NaN and no inf in o: x * 0 is 0 exactly then. */
+static int finite(const sdpa_problem *p, const sdpa_task *t)
+{
+    if (!t->started) return 1;
+    const real *o = t->o;
+    vf poison = vf_set1(0);
+    for (int64_t e = 0; e < p->value_dim; ++e)
+        for (int v = 0; v < t->vectors; ++v) poison = vf_fma(vf_load(o + e * ROWS + v * VL), vf_set1(0), poison);
+    real lane[VL];
+    vf_store(lane, poison);
+    real any = 0;
+    for (int i = 0; i < VL; ++i) any += lane[i];
+    return any == 0;
+}
+
+/* visible[key][rows] of the block: -inf where a key is hidden, by whichever option.  The functions that hide scores
+ * are asked to hide zeros. */
+static void find_visible(const sdpa_problem *p, sdpa_task *t)
+{
+    real *weights = t->s;
+    t->s = t->visible;
+    memset(t->s, 0, (size_t)t->block * ROWS * sizeof(real));
+    for (int v = 0; v < t->vectors; ++v) {
+        if (p->bias.data) add_bias(p, t, v);
+        if (t->masked) add_mask(p, t, v);
+        if (t->cut) hide(t, v);
+    }
+    t->s = weights;
+}
+
+/* o[feature] += weight * x for the rows that see the key, x being NaN or inf. */
+static void add_poison(sdpa_task *t, int key, int64_t feature, real x)
+{
+    for (int v = 0; v < t->vectors; ++v) {
+        if (key < t->of_vector[v].begin || key >= t->of_vector[v].end) continue;
+        const ptrdiff_t at = (ptrdiff_t)key * ROWS + v * VL;
+        real *o = (real *)t->o + feature * ROWS + v * VL;
+        const real *weight = (real *)t->s + at, *visible = (real *)t->visible + at;
+        for (int i = 0; i < VL; ++i)
+            if (visible[i] != -(real)INFINITY) o[i] += weight[i] * x;
+    }
+}
+
+/* Like accumulate, where V holds NaN or inf.  A hidden key has weight 0, but 0 * NaN is NaN: so the sums take 0 for
+ * such values, and then they are added where they are seen.  Rare, hence element by element. */
+static void accumulate_seen(const sdpa_problem *p, sdpa_task *t)
+{
+    const sdpa_array *value = &p->value;
+    const char *at = block_address(value, t);
+    real *clean = t->value_copy;
+#define VALUE(key, e) read_one(at + (key) * value->row + (e) * value->column, value->dtype)
+    for (int key = 0; key < t->block; ++key)
+        for (int64_t e = 0; e < p->value_dim; ++e) {
+            const real x = VALUE(key, e);
+            clean[key * p->value_dim + e] = isfinite(x) ? x : 0;
+        }
+    add_values(p, t, clean, p->value_dim);
+    find_visible(p, t);
+    for (int key = 0; key < t->block; ++key)
+        for (int64_t e = 0; e < p->value_dim; ++e) {
+            const real x = VALUE(key, e);
+            if (!isfinite(x)) add_poison(t, key, e, x);
+        }
+#undef VALUE
+}
+
+static void write_out(const sdpa_problem *p, sdpa_task *t)
+{
+    if (!t->started) memset(t->o, 0, (size_t)p->value_dim * ROWS * sizeof(real));
+    store_transposed(&p->out, t, t->o, 0, p->value_dim, t->shrink);
+}
+
+/* The probabilities of the block, once max and the sums over all keys are known: exp(s - max) * shrink. */
+static void write_weights(const sdpa_problem *p, sdpa_task *t)
+{
+    const real factor = exponent_factor(p);
+    const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
+    for (int v = 0; v < t->vectors; ++v) {
+        const vf from = subtractable(vf_load((real *)t->max + v * VL));
+        for (int key = 0; key < t->block; ++key) {
+            const int seen = key >= t->of_vector[v].begin && key < t->of_vector[v].end;
+            real *s = scores_at(t, key, v);
+            vf_store(s, seen ? vf_exp(vf_sub(vf_load(s), from), factors, floor) : vf_set1(0));
+        }
+    }
+    store_transposed(&p->weights, t, t->s, t->key, t->block, t->shrink);
+}

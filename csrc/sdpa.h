@@ -1,0 +1,119 @@
+/* What the three layers share: the problem (filled by Cython from checked arguments), the task (what one thread
+ * works on) and the kernel (the arithmetic, once per instruction set and compute type).
+ *
+ * Axes: B batch, H query heads, G key/value heads, M queries, N keys, D size of a key, E size of a value.
+ * A *row* is one query of one head.  The H/G query heads that share a key/value head form a group; the rows of a
+ * key/value head are numbered  position * group + head of the group,  so that a task reads K and V once for all. */
+#ifndef SDPA_H
+#define SDPA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SDPA_UNBOUNDED INT64_MAX
+
+enum { SDPA_MAX_ROWS = 64, SDPA_MAX_VECTORS = 4 };
+
+/* One row per storable type; `read_chunk` and `write_chunk` in load.h are the only readers of it. */
+typedef enum { SDPA_BOOL, SDPA_FLOAT32, SDPA_FLOAT64 } sdpa_dtype;
+
+/* A 4-D array (batch, head, row, column) as it lies in memory.  Strides are in bytes, of any sign; 0 broadcasts.
+ * `data` is NULL where an optional array is absent. */
+typedef struct {
+    char *data;
+    ptrdiff_t batch, head, row, column;
+    int dtype, itemsize;
+} sdpa_array;
+
+typedef struct {
+    int64_t batches, heads, kv_heads, q_len, kv_len, dim, value_dim;
+    sdpa_array query, key, value, out;
+    sdpa_array weights;        /* (B, H, M, N), zeroed: where attention_weights puts its result */
+    sdpa_array lse;            /* (B, H, M): rows in `row`, `column` unused */
+    sdpa_array mask, bias;     /* broadcast to (B, H, M, N) */
+    const int64_t *q_offset;   /* (B), or NULL: kv_len - q_len */
+    const int64_t *kv_lengths; /* (B), or NULL: kv_len */
+    int64_t left, right;       /* window; causal is right = 0 */
+    double scale;
+    double softcap;             /* 0: none */
+    const double *sinks;        /* (B, H) or NULL */
+    const double *alibi_slopes; /* (B, H) or NULL */
+    int64_t tasks_per_head;     /* per key/value head */
+    int64_t block_keys;         /* keys per block */
+} sdpa_problem;
+
+/* Half open: begin <= key < end. */
+typedef struct {
+    int64_t begin, end;
+} sdpa_span;
+
+/* Keys begin..end of the current block, counted from its start, and the vectors of rows that may see any of them. */
+typedef struct {
+    int begin, end, first_vector, end_vector;
+} sdpa_segment;
+
+typedef struct {
+    /* What: `rows` rows of one key/value head from `first_row` on, in `vectors` vectors.  The lanes past the last row
+     * repeat it, and are not written. */
+    int64_t batch, kv_head, first_row, kv_len, q_offset;
+    int rows, vectors;
+    sdpa_span keys;   /* seen by at least one row: by geometry, as everywhere where the mask is not named */
+    sdpa_span shared; /* seen by every row */
+
+    /* Where each row lies; set only for arrays that are there. */
+    char *query_row[SDPA_MAX_ROWS], *mask_row[SDPA_MAX_ROWS], *bias_row[SDPA_MAX_ROWS];
+    char *out_row[SDPA_MAX_ROWS], *lse_row[SDPA_MAX_ROWS];
+
+    /* The current key block (see sdpa_enter_block). */
+    int64_t key; /* its first key */
+    int block;   /* keys in it */
+    int segments;
+    sdpa_segment segment[2 * SDPA_MAX_VECTORS + 1];
+    sdpa_segment of_vector[SDPA_MAX_VECTORS]; /* begin..end: the keys computed for one vector */
+    struct {
+        int begin, end;
+    } sees[SDPA_MAX_ROWS]; /* keys of the block that a row sees; set where `cut` */
+    int cut;                                  /* some row does not see, by geometry, some key of the segments */
+    int masked;                               /* the mask hides some key of the block from some row */
+    int hidden;                               /* either was so, or there was a bias, in any block so far */
+
+    /* Scratch of this thread; `real` is the compute type, R the rows of the kernel. */
+    void *q;                             /* [D][R] */
+    void *s;                             /* [block_keys][R]: scores, then weights */
+    void *o;                             /* [E][R]: sums of weight * value */
+    void *max, *sum, *shrink;            /* [R] */
+    int started;                         /* o holds something */
+    void *visible;                       /* [block_keys][R], for blocks with NaN or inf in V */
+    void *key_copy, *value_copy;         /* [block_keys][D], [block_keys][E]; used where K, V are not `real` rows */
+} sdpa_task;
+
+/* One step of the algorithm on the current block (or at the start or end) of a task. */
+typedef void (*sdpa_step)(const sdpa_problem *, sdpa_task *);
+
+typedef struct {
+    const char *isa; /* as in setup.py: "avx512" */
+    int real_bytes;  /* 4: float, 8: double */
+    int lanes, rows; /* rows in a vector, and in the largest task */
+    int block_keys;
+    sdpa_step begin;           /* queries to q, nothing summed yet */
+    sdpa_step scores;          /* s = K q, with softcap, alibi, bias; -inf where hidden */
+    sdpa_step softmax_step;    /* s = exp(s - max); max, sum, shrink */
+    sdpa_step accumulate;      /* o = o * shrink + s V */
+    sdpa_step accumulate_seen; /* the same where V holds NaN or inf */
+    int (*finite)(const sdpa_problem *, const sdpa_task *); /* o holds no NaN and no inf */
+    sdpa_step close_sums;      /* sinks; lse; shrink = what o is multiplied by */
+    sdpa_step write_out;       /* out = o * shrink */
+    sdpa_step write_weights;   /* weights of this block = exp(s - max) * shrink */
+} sdpa_kernel;
+
+/* dispatch.c: best first, NULL ends the list; each ISA has a float and a double kernel. */
+extern const sdpa_kernel *const sdpa_kernels[];
+int sdpa_cpu_runs(const char *isa);
+
+/* task.c */
+int64_t sdpa_tasks_per_head(const sdpa_problem *, const sdpa_kernel *, int threads);
+void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, int64_t index, sdpa_task *);
+int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *);
+size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *); /* its size */
+
+#endif

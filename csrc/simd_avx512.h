@@ -1,0 +1,111 @@
+/* AVX-512: 32 registers of 64 bytes.  Tiles hold 24 accumulators; four registers of rows, and the scalars of K or V
+ * that are broadcast into the rest, leave none to spill.
+ *
+ * Each ISA header defines, for the compute type `real` (float or double), VL lanes of it as `vf`, a lane mask `vm`,
+ * and the operations below under the same names.  Nothing else in the sources depends on the instruction set. */
+#include <immintrin.h>
+
+enum { VECTORS = 4, TILE = 24 };
+
+#if SDPA_REAL_BYTES == 4
+
+enum { VL = 16 };
+typedef __m512 vf;
+typedef __mmask16 vm;
+#define V(name) _mm512_##name##_ps
+#define V_COMPARE _mm512_cmp_ps_mask
+#define V_EXPONENT_SHIFT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
+
+static inline vf vf_from_float(const float *p) { return _mm512_loadu_ps(p); }
+static inline vf vf_from_double(const double *p)
+{
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(_mm512_loadu_pd(p))),
+                              _mm512_cvtpd_ps(_mm512_loadu_pd(p + 8)), 1);
+}
+static inline vm vm_from_bool(const uint8_t *p)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    return _mm_test_epi8_mask(bytes, bytes);
+}
+
+/* r[i] lane j  <->  r[j] lane i: pairs of lanes, pairs of pairs, then the four 128-bit quarters twice. */
+static inline void vf_transpose(vf r[16])
+{
+    vf t[16];
+    UNROLL for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    UNROLL for (int i = 0; i < 4; ++i) {
+        t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    UNROLL for (int i = 0; i < 8; ++i) {
+        r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+    }
+}
+
+#else
+
+enum { VL = 8 };
+typedef __m512d vf;
+typedef __mmask8 vm;
+#define V(name) _mm512_##name##_pd
+#define V_COMPARE _mm512_cmp_pd_mask
+#define V_EXPONENT_SHIFT(t) _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(t), 52))
+
+static inline vf vf_from_float(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+static inline vf vf_from_double(const double *p) { return _mm512_loadu_pd(p); }
+static inline vm vm_from_bool(const uint8_t *p)
+{
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)p);
+    return (vm)_mm_test_epi8_mask(bytes, bytes);
+}
+
+static inline void vf_transpose(vf r[8])
+{
+    vf t[8];
+    UNROLL for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 2; ++i) {
+        r[i] = _mm512_shuffle_f64x2(t[i], t[i + 2], 0x88);
+        r[i + 2] = _mm512_shuffle_f64x2(t[i], t[i + 2], 0xdd);
+        r[i + 4] = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0x88);
+        r[i + 6] = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0xdd);
+    }
+    UNROLL for (int i = 0; i < 4; ++i) {
+        t[i] = _mm512_shuffle_f64x2(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_f64x2(r[i], r[i + 4], 0xdd);
+    }
+    UNROLL for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
+#endif
+
+static inline vf vf_load(const real *p) { return V(loadu)(p); }
+static inline void vf_store(real *p, vf a) { V(storeu)(p, a); }
+static inline vf vf_set1(real a) { return V(set1)(a); }
+static inline vf vf_add(vf a, vf b) { return V(add)(a, b); }
+static inline vf vf_sub(vf a, vf b) { return V(sub)(a, b); }
+static inline vf vf_mul(vf a, vf b) { return V(mul)(a, b); }
+static inline vf vf_div(vf a, vf b) { return V(div)(a, b); }
+static inline vf vf_fma(vf a, vf b, vf c) { return V(fmadd)(a, b, c); }  /* a*b + c */
+static inline vf vf_fnma(vf a, vf b, vf c) { return V(fnmadd)(a, b, c); } /* c - a*b */
+static inline vf vf_max(vf a, vf b) { return V(max)(a, b); }             /* b where either is NaN */
+static inline vf vf_abs(vf a) { return V(abs)(a); }
+static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see exponent_of in vmath.h */
+static inline vm vf_lt(vf a, vf b) { return V_COMPARE(a, b, _CMP_LT_OQ); }
+static inline vm vf_eq(vf a, vf b) { return V_COMPARE(a, b, _CMP_EQ_OQ); }
+static inline vm vm_and(vm a, vm b) { return a & b; }
+static inline vf vf_select(vm m, vf a, vf b) { return V(mask_blend)(m, b, a); } /* m ? a : b */

@@ -1,0 +1,56 @@
+/* Plain C for any CPU and any compiler: a vector is an array of 16 bytes, which compilers map to whatever
+ * the machine has.  Also the reading version: what each operation of the other headers means. */
+#include <math.h>
+
+enum { VECTORS = 2, TILE = 8, VL = 16 / SDPA_REAL_BYTES };
+
+typedef struct { real lane[VL]; } vf;
+typedef struct { int lane[VL]; } vm;
+
+#define LANES(type, expression)                                                                                        \
+    type result;                                                                                                       \
+    UNROLL for (int i = 0; i < VL; ++i) result.lane[i] = (expression);                                                 \
+    return result
+
+static inline vf vf_from_float(const float *p) { LANES(vf, (real)p[i]); }
+static inline vf vf_from_double(const double *p) { LANES(vf, (real)p[i]); }
+static inline vm vm_from_bool(const uint8_t *p) { LANES(vm, p[i] != 0); }
+static inline vf vf_load(const real *p) { LANES(vf, p[i]); }
+static inline vf vf_set1(real a) { LANES(vf, a); }
+static inline vf vf_add(vf a, vf b) { LANES(vf, a.lane[i] + b.lane[i]); }
+static inline vf vf_sub(vf a, vf b) { LANES(vf, a.lane[i] - b.lane[i]); }
+static inline vf vf_mul(vf a, vf b) { LANES(vf, a.lane[i] * b.lane[i]); }
+static inline vf vf_div(vf a, vf b) { LANES(vf, a.lane[i] / b.lane[i]); }
+static inline vf vf_fma(vf a, vf b, vf c) { LANES(vf, a.lane[i] * b.lane[i] + c.lane[i]); }  /* two roundings */
+static inline vf vf_fnma(vf a, vf b, vf c) { LANES(vf, c.lane[i] - a.lane[i] * b.lane[i]); }
+static inline vf vf_max(vf a, vf b) { LANES(vf, a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]); }
+static inline vf vf_abs(vf a) { LANES(vf, a.lane[i] < 0 ? -a.lane[i] : a.lane[i]); }
+static inline vm vf_lt(vf a, vf b) { LANES(vm, a.lane[i] < b.lane[i]); }
+static inline vm vf_eq(vf a, vf b) { LANES(vm, a.lane[i] == b.lane[i]); }
+static inline vm vm_and(vm a, vm b) { LANES(vm, a.lane[i] & b.lane[i]); }
+static inline vf vf_select(vm m, vf a, vf b) { LANES(vf, m.lane[i] ? a.lane[i] : b.lane[i]); }
+
+static inline void vf_store(real *p, vf a)
+{
+    UNROLL for (int i = 0; i < VL; ++i) p[i] = a.lane[i];
+}
+
+static inline real lane_exponent(real t) /* see exponent_of in vmath.h */
+{
+    real_bits bits;
+    memcpy(&bits, &t, sizeof bits);
+    bits <<= REAL_MANTISSA_BITS;
+    memcpy(&t, &bits, sizeof t);
+    return t;
+}
+static inline vf vf_exponent(vf t) { LANES(vf, lane_exponent(t.lane[i])); }
+
+static inline void vf_transpose(vf r[VL])
+{
+    for (int i = 0; i < VL; ++i)
+        for (int j = 0; j < i; ++j) {
+            real lower = r[i].lane[j];
+            r[i].lane[j] = r[j].lane[i];
+            r[j].lane[i] = lower;
+        }
+}

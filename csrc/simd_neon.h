@@ -1,0 +1,89 @@
+/* Arm NEON (AArch64): 32 registers of 16 bytes, so the tile is that of AVX-512 with narrower lanes. */
+#include <arm_neon.h>
+
+enum { VECTORS = 4, TILE = 24 };
+
+#if SDPA_REAL_BYTES == 4
+
+enum { VL = 4 };
+typedef float32x4_t vf;
+typedef uint32x4_t vm;
+#define V(name) v##name##q_f32
+#define V_EXPONENT_SHIFT(t) vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23))
+
+static inline vf vf_from_float(const float *p) { return vld1q_f32(p); }
+static inline vf vf_from_double(const double *p)
+{
+    return vcombine_f32(vcvt_f32_f64(vld1q_f64(p)), vcvt_f32_f64(vld1q_f64(p + 2)));
+}
+static inline vm vm_from_bool(const uint8_t *p)
+{
+    const uint32_t lanes[4] = {p[0], p[1], p[2], p[3]};
+    return vcgtq_u32(vld1q_u32(lanes), vdupq_n_u32(0));
+}
+
+static inline void vf_transpose(vf r[4])
+{
+    float32x4x2_t low = vtrnq_f32(r[0], r[1]), high = vtrnq_f32(r[2], r[3]);
+    r[0] = vcombine_f32(vget_low_f32(low.val[0]), vget_low_f32(high.val[0]));
+    r[1] = vcombine_f32(vget_low_f32(low.val[1]), vget_low_f32(high.val[1]));
+    r[2] = vcombine_f32(vget_high_f32(low.val[0]), vget_high_f32(high.val[0]));
+    r[3] = vcombine_f32(vget_high_f32(low.val[1]), vget_high_f32(high.val[1]));
+}
+
+#else
+
+enum { VL = 2 };
+typedef float64x2_t vf;
+typedef uint64x2_t vm;
+#define V(name) v##name##q_f64
+#define V_EXPONENT_SHIFT(t) vreinterpretq_f64_u64(vshlq_n_u64(vreinterpretq_u64_f64(t), 52))
+
+static inline vf vf_from_float(const float *p) { return vcvt_f64_f32(vld1_f32(p)); }
+static inline vf vf_from_double(const double *p) { return vld1q_f64(p); }
+static inline vm vm_from_bool(const uint8_t *p)
+{
+    const uint64_t lanes[2] = {p[0], p[1]};
+    return vcgtq_u64(vld1q_u64(lanes), vdupq_n_u64(0));
+}
+
+static inline void vf_transpose(vf r[2])
+{
+    vf low = vtrn1q_f64(r[0], r[1]);
+    r[1] = vtrn2q_f64(r[0], r[1]);
+    r[0] = low;
+}
+
+#endif
+
+static inline vf vf_load(const real *p) { return V(ld1)(p); }
+static inline void vf_store(real *p, vf a) { V(st1)(p, a); }
+static inline vf vf_set1(real a)
+{
+#if SDPA_REAL_BYTES == 4
+    return vdupq_n_f32(a);
+#else
+    return vdupq_n_f64(a);
+#endif
+}
+static inline vf vf_add(vf a, vf b) { return V(add)(a, b); }
+static inline vf vf_sub(vf a, vf b) { return V(sub)(a, b); }
+static inline vf vf_mul(vf a, vf b) { return V(mul)(a, b); }
+static inline vf vf_div(vf a, vf b) { return V(div)(a, b); }
+static inline vf vf_fma(vf a, vf b, vf c) { return V(fma)(c, a, b); }  /* a*b + c */
+static inline vf vf_fnma(vf a, vf b, vf c) { return V(fms)(c, a, b); } /* c - a*b */
+static inline vf vf_abs(vf a) { return V(abs)(a); }
+static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see exponent_of in vmath.h */
+static inline vm vf_lt(vf a, vf b) { return V(clt)(a, b); }
+static inline vm vf_eq(vf a, vf b) { return V(ceq)(a, b); }
+static inline vf vf_select(vm m, vf a, vf b) { return V(bsl)(m, a, b); } /* m ? a : b */
+static inline vm vm_and(vm a, vm b)
+{
+#if SDPA_REAL_BYTES == 4
+    return vandq_u32(a, b);
+#else
+    return vandq_u64(a, b);
+#endif
+}
+/* b where either is NaN, as on x86: neither vmaxq (NaN wins) nor vmaxnmq (numbers win) says that. */
+static inline vf vf_max(vf a, vf b) { return vf_select(vf_lt(b, a), a, b); }

@@ -1,0 +1,216 @@
+/* Which rows a task holds, which keys they see, and where the task keeps its numbers.  Geometry only: no arithmetic on
+ * the arrays, so this file is compiled once.  Causal, window, q_offset, kv_lengths, grouped heads and the summary of a
+ * boolean mask live here and nowhere else. */
+#include "sdpa.h"
+
+#include <string.h>
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t clip64(int64_t x, int64_t low, int64_t high) { return max64(low, min64(x, high)); }
+
+static int64_t group_of(const sdpa_problem *p) { return p->heads / p->kv_heads; }
+static int64_t vectors_per_head(const sdpa_problem *p, int lanes) { return (p->q_len * group_of(p) + lanes - 1) / lanes; }
+
+/* Tasks of one key/value head: as few as its rows allow, more where the threads would otherwise run short of work.
+ * A task that is cut by causality lasts from 0 to the longest, so those come in larger numbers. */
+int64_t sdpa_tasks_per_head(const sdpa_problem *p, const sdpa_kernel *kernel, int threads)
+{
+    const int64_t vectors = vectors_per_head(p, kernel->lanes), most = kernel->rows / kernel->lanes;
+    const int64_t heads = p->batches * p->kv_heads;
+    const int64_t wanted = threads == 1 ? 1 : (p->right == SDPA_UNBOUNDED ? 1 : 4) * (int64_t)threads;
+    const int64_t fewest = (vectors + most - 1) / most;
+    return min64(vectors, max64(fewest, (wanted + heads - 1) / heads));
+}
+
+/* Offsets and window sides may be anything that 64 bits hold. */
+static int64_t add_saturated(int64_t a, int64_t b)
+{
+    if (b > 0 && a > INT64_MAX - b) return INT64_MAX;
+    if (b < 0 && a < INT64_MIN - b) return INT64_MIN;
+    return a + b;
+}
+static int64_t subtract_saturated(int64_t a, int64_t b)
+{
+    return b == INT64_MIN ? add_saturated(add_saturated(a, INT64_MAX), 1) : add_saturated(a, -b);
+}
+
+/* Keys that the query at `position` may see.  Causal attention is the window with right = 0. */
+static sdpa_span visible(const sdpa_problem *p, int64_t position, int64_t kv_len)
+{
+    sdpa_span keys = {0, kv_len};
+    if (p->left != SDPA_UNBOUNDED) keys.begin = clip64(subtract_saturated(position, p->left), 0, kv_len);
+    if (p->right != SDPA_UNBOUNDED) keys.end = clip64(add_saturated(add_saturated(position, p->right), 1), 0, kv_len);
+    return keys;
+}
+
+/* Fills `address` with where each row of the task lies in `array`, the padding rows like the last. */
+static void locate_rows(const sdpa_problem *p, const sdpa_array *array, const sdpa_task *t, int64_t first_row, int padded,
+                        char **address)
+{
+    if (!array->data) return;
+    const int64_t group = group_of(p);
+    const int64_t query = first_row / group, in_group = first_row % group;
+    char *at = array->data + t->batch * array->batch + (t->kv_head * group + in_group) * array->head + query * array->row;
+    int64_t left_in_group = group - in_group;
+    for (int row = 0; row < t->rows; ++row) {
+        address[row] = at;
+        at += array->head;
+        if (--left_in_group == 0) {
+            left_in_group = group;
+            at += array->row - group * array->head;
+        }
+    }
+    for (int row = t->rows; row < padded; ++row) address[row] = address[t->rows - 1];
+}
+
+static int64_t position_of(const sdpa_problem *p, const sdpa_task *t, int row)
+{
+    return add_saturated((t->first_row + row) / group_of(p), t->q_offset);
+}
+
+/* Tasks are numbered head by head, so that its keys stay in the cache, and from the last rows to the first, so that
+ * with causal attention the longest come first and the threads end together. */
+void sdpa_enter_task(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t index, sdpa_task *t)
+{
+    const int64_t per_head = p->tasks_per_head, vectors = vectors_per_head(p, kernel->lanes);
+    const int64_t part = per_head - 1 - index % per_head, kv_head = index / per_head;
+    const int64_t first_vector = part * vectors / per_head, end_vector = (part + 1) * vectors / per_head;
+    const int64_t first_row = first_vector * kernel->lanes;
+
+    t->batch = kv_head / p->kv_heads;
+    t->kv_head = kv_head % p->kv_heads;
+    t->vectors = (int)(end_vector - first_vector);
+    const int padded = t->vectors * kernel->lanes;
+    t->first_row = first_row;
+    t->rows = (int)min64(padded, p->q_len * group_of(p) - first_row);
+    t->kv_len = p->kv_lengths ? p->kv_lengths[t->batch] : p->kv_len;
+    t->q_offset = p->q_offset ? p->q_offset[t->batch] : t->kv_len - p->q_len;
+    t->hidden = 0;
+
+    /* Both ends of what a row sees grow with the row. */
+    const sdpa_span first = visible(p, position_of(p, t, 0), t->kv_len);
+    const sdpa_span last = visible(p, position_of(p, t, t->rows - 1), t->kv_len);
+    t->keys = (sdpa_span){first.begin, last.end};
+    t->shared = (sdpa_span){last.begin, first.end};
+    locate_rows(p, &p->query, t, first_row, padded, t->query_row);
+    locate_rows(p, &p->mask, t, first_row, padded, t->mask_row);
+    locate_rows(p, &p->bias, t, first_row, padded, t->bias_row);
+    locate_rows(p, p->weights.data ? &p->weights : &p->out, t, first_row, padded, t->out_row);
+    locate_rows(p, &p->lse, t, first_row, padded, t->lse_row);
+}
+
+/* Whether the mask shows any, and all, of the block's keys to the rows of the task. */
+static void summarise_mask(const sdpa_problem *p, const sdpa_task *t, int *any, int *all)
+{
+    const ptrdiff_t step = p->mask.column;
+    unsigned char some = 0, hidden = 0;
+    for (int row = 0; row < t->rows; ++row) {
+        if (row && t->mask_row[row] == t->mask_row[row - 1]) continue; /* broadcast over rows */
+        const char *at = t->mask_row[row] + t->key * step;
+        if (step == 1)
+            for (int key = 0; key < t->block; ++key) some |= (unsigned char)at[key], hidden |= at[key] == 0;
+        else
+            for (int key = 0; key < t->block; ++key) some |= (unsigned char)at[key * step], hidden |= at[key * step] == 0;
+    }
+    *any = some != 0;
+    *all = !hidden;
+}
+
+/* Which keys of the block each row sees: t->sees. */
+static void place_rows(const sdpa_problem *p, sdpa_task *t, int padded)
+{
+    for (int row = 0; row < padded; ++row) {
+        const int like = row < t->rows ? row : t->rows - 1;
+        const sdpa_span keys = visible(p, position_of(p, t, like), t->kv_len);
+        t->sees[row].begin = (int)clip64(keys.begin - t->key, 0, t->block);
+        t->sees[row].end = (int)clip64(keys.end - t->key, 0, t->block);
+    }
+}
+
+/* The keys that any row of vector v sees, widened to whole steps of `lanes` so that segments do not get shorter than
+ * a tile; what is computed in vain there is hidden by the lane compares of `hide`. */
+static sdpa_segment seen_by_vector(const sdpa_task *t, int lanes, int v)
+{
+    sdpa_segment seen = {t->block, 0, v, v + 1};
+    for (int row = v * lanes; row < (v + 1) * lanes; ++row) {
+        if (t->sees[row].begin >= t->sees[row].end) continue;
+        if (t->sees[row].begin < seen.begin) seen.begin = t->sees[row].begin;
+        if (t->sees[row].end > seen.end) seen.end = t->sees[row].end;
+    }
+    if (seen.begin >= seen.end) return (sdpa_segment){0, 0, v, v};
+    seen.begin = seen.begin / lanes * lanes;
+    seen.end = (int)min64(t->block, (seen.end + lanes - 1) / lanes * lanes);
+    return seen;
+}
+
+/* Cuts the block where the set of vectors that see something changes.  Positions grow with the row, so a vector that
+ * starts to see keys later also stops later, and the vectors of a segment are neighbours. */
+static void cut_into_segments(sdpa_task *t)
+{
+    t->segments = 0;
+    for (int begin = 0; begin < t->block;) {
+        int end = t->block, first = t->vectors, last = -1;
+        for (int v = 0; v < t->vectors; ++v) {
+            const sdpa_segment seen = t->of_vector[v];
+            if (seen.begin > begin && seen.begin < end) end = seen.begin;
+            if (seen.end > begin && seen.end < end) end = seen.end;
+            if (seen.begin <= begin && begin < seen.end) {
+                if (first == t->vectors) first = v;
+                last = v;
+            }
+        }
+        if (last >= 0) t->segment[t->segments++] = (sdpa_segment){begin, end, first, last + 1};
+        begin = end;
+    }
+}
+
+/* Makes the block that starts at `key` (a multiple of block_keys) the current one; 0 if no row sees any key of it. */
+int sdpa_enter_block(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t key, sdpa_task *t)
+{
+    t->key = key;
+    t->block = (int)min64(p->block_keys, t->keys.end - key);
+    t->masked = 0;
+    if (p->mask.data) {
+        int any, all;
+        summarise_mask(p, t, &any, &all);
+        if (!any) return 0;
+        t->masked = !all;
+    }
+    t->cut = key < t->shared.begin || key + t->block > t->shared.end;
+    if (t->cut) {
+        place_rows(p, t, t->vectors * kernel->lanes);
+        for (int v = 0; v < t->vectors; ++v) t->of_vector[v] = seen_by_vector(t, kernel->lanes, v);
+        cut_into_segments(t);
+    } else {
+        for (int v = 0; v < t->vectors; ++v) t->of_vector[v] = (sdpa_segment){0, t->block, v, v + 1};
+        t->segment[0] = (sdpa_segment){0, t->block, 0, t->vectors};
+        t->segments = 1;
+    }
+    t->hidden |= t->cut || t->masked || p->bias.data;
+    return t->segments > 0;
+}
+
+/* The scratch of one thread: hands out the arrays of the task one after the other, each on a cache line. */
+static void *take(char **at, int64_t elements, int bytes)
+{
+    char *taken = *at;
+    *at += (elements * bytes + 63) / 64 * 64;
+    return taken;
+}
+
+size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, char *scratch, sdpa_task *t)
+{
+    const int64_t rows = kernel->rows, bytes = kernel->real_bytes, keys = min64(p->block_keys, p->kv_len);
+    char *at = scratch;
+    t->q = take(&at, p->dim * rows, bytes);
+    t->s = take(&at, keys * rows, bytes);
+    t->o = take(&at, p->value_dim * rows, bytes);
+    t->max = take(&at, rows, bytes);
+    t->sum = take(&at, rows, bytes);
+    t->shrink = take(&at, rows, bytes);
+    t->key_copy = take(&at, keys * p->dim, bytes);
+    t->value_copy = take(&at, keys * p->value_dim, bytes);
+    t->visible = take(&at, keys * rows, bytes);
+    return (size_t)(at - scratch);
+}

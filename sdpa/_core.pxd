@@ -1,0 +1,46 @@
+# Mirrors csrc/sdpa.h: the same names in the same order.
+from libc.stdint cimport int64_t
+
+cdef extern from "sdpa.h" nogil:
+    int64_t SDPA_UNBOUNDED
+    int SDPA_BOOL, SDPA_FLOAT32, SDPA_FLOAT64
+
+    ctypedef struct sdpa_array:
+        char *data
+        ptrdiff_t batch, head, row, column
+        int dtype, itemsize
+
+    ctypedef struct sdpa_problem:
+        int64_t batches, heads, kv_heads, q_len, kv_len, dim, value_dim
+        sdpa_array query, key, value, out, weights, lse, mask, bias
+        const int64_t *q_offset
+        const int64_t *kv_lengths
+        int64_t left, right
+        double scale, softcap
+        const double *sinks
+        const double *alibi_slopes
+        int64_t tasks_per_head, block_keys
+
+    ctypedef struct sdpa_span:
+        int64_t begin, end
+
+    ctypedef struct sdpa_task:
+        sdpa_span keys
+        int hidden
+
+    ctypedef void (*sdpa_step)(const sdpa_problem *, sdpa_task *) noexcept nogil
+
+    ctypedef struct sdpa_kernel:
+        const char *isa
+        int real_bytes, lanes, rows, block_keys
+        sdpa_step begin, scores, softmax_step, accumulate, accumulate_seen
+        int (*finite)(const sdpa_problem *, const sdpa_task *) noexcept nogil
+        sdpa_step close_sums, write_out, write_weights
+
+    const sdpa_kernel *const sdpa_kernels[]
+    int sdpa_cpu_runs(const char *isa)
+
+    int64_t sdpa_tasks_per_head(const sdpa_problem *, const sdpa_kernel *, int threads)
+    void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, int64_t index, sdpa_task *)
+    int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *)
+    size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *)

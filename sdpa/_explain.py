@@ -1,0 +1,80 @@
+"""What a call would do, and why."""
+
+import math
+from typing import NamedTuple
+
+from . import _kernels
+from ._problem import Problem
+
+
+class Explanation(NamedTuple):
+    """How one call is computed.  `str()` of it is a readable text."""
+
+    kernel: str
+    engine: str
+    dtype: str
+    rows_per_task: int
+    keys_per_block: int
+    tasks: int
+    threads: int
+    flops: int
+    bytes: int
+    scratch_bytes: int
+    why: tuple
+
+    def __str__(self):
+        fields = [f"{name:16}{value}" for name, value in zip(self._fields[:-1], self)]
+        return "\n".join(fields + [f"{'because' if i == 0 else '':16}{reason}" for i, reason in enumerate(self.why)])
+
+
+def explain(query, key, value, **options):
+    """Which kernel a call of `attention` with these arguments uses, its blocks, threads, work, and the reasons.
+
+    flops count one multiplication and one addition per pair of query and key that geometry (causal, window, lengths) leaves
+    visible, per feature; bytes are those of query, key, value and the result, each once.
+
+    >>> import numpy as np, sdpa
+    >>> x = np.zeros((1, 8, 512, 64), np.float32)
+    >>> sdpa.explain(x, x, x).flops
+    536870912
+    """
+    for name in ("out", "return_lse"):
+        options.pop(name, None)
+    problem = Problem(query, key, value, **options)
+    kernel = _kernels.default
+    plan = problem.plan(kernel)
+    pairs = problem.visible_pairs()
+    dim, value_dim = problem.query.shape[-1], problem.value_dim
+    distinct = {name: problem.inputs[name].nbytes for name in ("query", "key", "value")}
+    out_bytes = math.prod((*problem.lead, problem.heads, problem.q_len, value_dim)) * problem.dtype.itemsize
+    return Explanation(
+        kernel=kernel.name,
+        engine="rows in lanes",
+        dtype=str(problem.dtype),
+        rows_per_task=plan.rows,
+        keys_per_block=plan.keys,
+        tasks=plan.tasks,
+        threads=plan.threads,
+        flops=2 * pairs * (dim + value_dim),
+        bytes=sum(distinct.values()) + out_bytes,
+        scratch_bytes=plan.scratch_bytes,
+        why=tuple(_reasons(problem, kernel, plan)),
+    )
+
+
+def _reasons(problem, kernel, plan):
+    best = _kernels.kernels()[0]
+    if kernel.name == best:
+        yield f"{kernel.name} is the best kernel that this CPU runs"
+    else:
+        yield f"{kernel.name} was asked for by SDPA_KERNEL; the best on this CPU is {best}"
+    yield f"a vector holds {plan.lanes} rows of {problem.dtype}, a task up to {plan.most_rows} rows"
+    if plan.threads == 1 and problem.threads == 1:
+        yield "one thread: the call is small, or one was asked for"
+    elif plan.threads < problem.threads:
+        yield f"there are {plan.tasks} tasks for {problem.threads} threads"
+    else:
+        yield f"{problem.threads} threads may be used"
+    group = problem.heads // max(problem.key.shape[-3], 1)
+    if group > 1:
+        yield f"the {group} query heads of a key/value head share its tasks, so K and V are read once for all"

@@ -1,0 +1,166 @@
+"""The functions people call for a result."""
+
+import numpy as np
+
+from . import _core, _kernels, _threads
+from ._problem import FLOATS, Problem, check_out
+
+
+def attention(
+    query, key, value, *, mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
+    scale=None, softcap=None, sinks=None, alibi_slopes=None, return_lse=False, out=None, threads=None,
+):  # fmt: skip
+    """Softmax-weighted mean of `value`, weighted by how well `query` matches `key`.
+
+    Axes: B batch, H query heads, G key/value heads (H a multiple of G), M queries, N keys, D and E sizes of a key and of
+    a value.  Query head h uses key/value head h // (H / G).
+
+        query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)    out : (B, H, M, E)
+
+    With 2 axes B and H are 1 and absent, with 3 B is; more leading axes are batches; leading axes broadcast.  float32 or
+    float64; key and value may be narrower than query.  The result has the dtype of query and is laid out like it.
+
+    Scores are `scale * (query . key)`, then `softcap * tanh(score / softcap)`, then `+ bias`, then
+    `- alibi_slope * |distance|`, then masks.
+
+    Parameters
+    ----------
+    mask : boolean, broadcast to (B, H, M, N).  True: may attend.
+    bias : floating, broadcast to (B, H, M, N).  Added to the scores; -inf hides a key.
+    causal : query i stands at position `i + q_offset` and sees keys up to there.  With M = 2 and N = 4
+
+            1 1 1 0
+            1 1 1 1
+
+    window : (left, right).  Sees keys from `position - left` to `position + right`; None: no bound.
+    q_offset : int, or one per batch.  Default N - M (with kv_lengths: kv_lengths - M): the last query sees the last key.
+    kv_lengths : (B), int.  Keys at and past the length do not exist.
+    scale : default 1 / sqrt(D).
+    softcap : bounds the scores to (-softcap, softcap).
+    sinks : (H).  One more logit in the denominator, with no value; neither scaled nor capped.
+    alibi_slopes : (H) or (B, H).
+    return_lse : also return the logarithm of the sum of exp(score), (B, H, M); natural, float32 (float64 for float64).
+    out : the array to fill and return.  It must not overlap an input.
+    threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
+
+    Returns
+    -------
+    out, or (out, lse).  A query that sees no key gets zeros, and -inf as its lse.  What a hidden key holds, NaN included,
+    has no influence.
+
+    >>> import numpy as np, sdpa
+    >>> key = np.array([[0.0], [np.log(3.0)]])          # weights 1 and 3
+    >>> sdpa.attention(np.array([[1.0]]), key, np.array([[8.0], [4.0]]))
+    array([[5.]])
+    """
+    if (
+        mask is None and bias is None and window is None and q_offset is None and kv_lengths is None
+        and scale is None and softcap is None and sinks is None and alibi_slopes is None and out is None
+        and threads is None and return_lse is False and (causal is False or causal is True)
+    ):  # fmt: skip
+        result = _core.attend_plain(_kernels.default, query, key, value, causal, _threads.count)
+        if result is not None:
+            return result
+    problem = Problem(
+        query, key, value, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=threads,
+    )  # fmt: skip
+    out = problem.new_out(out)
+    lse = np.empty((*problem.lead, problem.heads, problem.q_len), problem.dtype) if return_lse else None
+    problem.run(_kernels.default, out=out, lse=lse)
+    return (out, problem.trim(lse[..., None])[..., 0]) if return_lse else out
+
+
+def attention_weights(
+    query, key, *, mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
+    scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None,
+):  # fmt: skip
+    """The probabilities (B, H, M, N) with which `attention` weighs the values; options as there.
+
+    They take B * H * M * N numbers, which `attention` itself never holds.  With sinks a row sums to less than 1; the row of
+    a query that sees no key is 0.
+
+    >>> import numpy as np, sdpa
+    >>> sdpa.attention_weights(np.array([[1.0]]), np.array([[0.0], [np.log(3.0)]]))
+    array([[0.25, 0.75]])
+    """
+    problem = Problem(
+        query, key, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=threads,
+    )  # fmt: skip
+    weights = np.zeros((*problem.lead, problem.heads, problem.q_len, problem.kv_len), problem.dtype)
+    problem.run(_kernels.default, weights=weights)
+    return problem.trim(weights)
+
+
+def merge(outs, lses, *, out=None):
+    """Join partial results over disjoint keys into the result over all of them.
+
+    outs : a sequence of arrays (..., M, E).  lses : as many arrays (..., M).  Returns (out, lse), which can be merged
+    again.  A part that saw no key (lse -inf) has no influence.  Sinks belong into one of the parts only.
+
+    >>> import numpy as np, sdpa
+    >>> q, k, v = np.ones((2, 4)), np.ones((6, 4)), np.arange(6.0)[:, None]
+    >>> parts = [sdpa.attention(q, k[s], v[s], return_lse=True) for s in (slice(0, 2), slice(2, 6))]
+    >>> sdpa.merge(*zip(*parts))[0].tolist()
+    [[2.5], [2.5]]
+    """
+    outs, lses = [np.asarray(x) for x in outs], [np.asarray(x) for x in lses]
+    if not outs or len(outs) != len(lses):
+        raise ValueError(f"outs has {len(outs)} parts and lses {len(lses)}: they must be as many, and at least one")
+    for name, parts in (("outs", outs), ("lses", lses)):
+        for part in parts:
+            if part.dtype not in FLOATS:
+                raise TypeError(f"{name} has dtype {part.dtype}: it must be {' or '.join(map(str, FLOATS))}")
+            if part.shape != (outs[0].shape if name == "outs" else outs[0].shape[:-1]):
+                raise ValueError(
+                    f"outs have shapes {[x.shape for x in outs]} and lses {[x.shape for x in lses]}: "
+                    f"all outs must be alike, and lses the same without the last axis"
+                )
+    if out is not None:
+        check_out(out, outs[0].shape, outs[0].dtype, dict(enumerate_names("outs", outs), **enumerate_names("lses", lses)))
+    return _merge(outs, lses, np.empty_like(outs[0], subok=False) if out is None else out)
+
+
+def enumerate_names(name, parts):
+    return {f"{name}[{i}]": part for i, part in enumerate(parts)}
+
+
+def _merge(outs, lses, out):
+    """sum of exp(lse) * out over the parts, divided by the sum of exp(lse)."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        lses = np.stack([x.astype(np.float64) for x in lses])
+        high = lses.max(axis=0)
+        weights = np.exp(lses - np.where(high == -np.inf, 0, high))
+        total = weights.sum(axis=0)
+        lse = (np.where(high == -np.inf, 0, high) + np.log(total)).astype(out.dtype)
+        weights = (weights / np.where(total == 0, 1, total)).astype(out.dtype)[..., None]
+        out[...] = 0
+        for part, weight in zip(outs, weights):
+            np.add(out, part * weight, out=out, where=weight != 0)
+    return out, lse
+
+
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """`attention` with the signature and the meaning of torch.nn.functional.scaled_dot_product_attention.
+
+    attn_mask : boolean (True: may attend) or floating (added).  Not together with is_causal.
+    is_causal : aligned at the top left: query i sees keys up to i.  With M = 2 and N = 4
+
+            1 0 0 0
+            1 1 0 0
+
+    enable_gqa : must be True where query has more heads than key and value.
+    dropout_p : must be 0: this library has no random numbers.
+    """
+    if dropout_p != 0:
+        raise ValueError(f"dropout_p is {dropout_p}: dropout is not offered, it must be 0")
+    if is_causal and attn_mask is not None:
+        raise ValueError("is_causal is True and attn_mask is given: only one of them may be")
+    heads = [np.shape(x)[-3] if np.ndim(x) > 2 else 1 for x in (query, key, value)]
+    if len(set(heads)) > 1 and not enable_gqa:
+        raise ValueError(f"query, key and value have {heads} heads: they must be equal unless enable_gqa is True")
+    kind = "mask" if attn_mask is None or np.asarray(attn_mask).dtype == np.bool_ else "bias"
+    return attention(query, key, value, causal=bool(is_causal), q_offset=0, scale=scale, **{kind: attn_mask})

@@ -1,0 +1,45 @@
+"""Which kernel is used: the best that this CPU runs, or the one that SDPA_KERNEL names."""
+
+import os
+import platform
+
+from . import _core
+
+
+def find(name):
+    """The kernel called `name`, or the best for an empty name."""
+    usable = _core.kernels()
+    for kernel in usable:
+        if not name or kernel.name == name:
+            return kernel
+    raise ValueError(
+        f"no kernel named {name!r} on this CPU; choose one of {[kernel.name for kernel in usable]} for SDPA_KERNEL"
+    )
+
+
+default = find(os.environ.get("SDPA_KERNEL", ""))
+
+
+def kernels():
+    """Names of the kernels that this CPU runs, best first.
+
+    >>> "baseline" in kernels()
+    True
+    """
+    return [kernel.name for kernel in _core.kernels()]
+
+
+def build_info():
+    """What was built, with what, and what of it is in use."""
+    from . import __version__
+    from ._threads import usable_cpus
+
+    return {
+        "version": __version__,
+        "kernel": default.name,
+        "kernels": kernels(),
+        "openmp": _core.OPENMP,
+        "compiler": _core.COMPILER,
+        "machine": platform.machine(),
+        "usable_cpus": usable_cpus(),
+    }

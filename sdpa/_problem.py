@@ -1,0 +1,296 @@
+"""From what callers give to what the kernels take: all checks, and the only place that raises.
+
+Everything becomes four axes, (B, H, M, D) and so on, as views: nothing is copied but the small arrays (offsets,
+lengths, sinks, slopes).  Messages name the argument, the values given and the rule.
+"""
+
+import math
+import operator
+from typing import NamedTuple
+
+import numpy as np
+
+from . import _core, _threads
+
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))  # that can be computed with; narrow before wide
+INT64 = np.iinfo(np.int64)
+
+
+class Plan(NamedTuple):
+    """How a problem is cut for the threads."""
+
+    lanes: int
+    most_rows: int
+    rows: int
+    keys: int
+    tasks: int
+    threads: int
+    scratch_bytes: int
+
+
+class Problem:
+    """Checked arguments of one call.  `lead` are the axes before (H, M, ...), broadcast; `rank` that of the result."""
+
+    def __init__(
+        self, query, key, value=None, *, mask=None, bias=None, causal=False, window=None, q_offset=None,
+        kv_lengths=None, scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None,
+    ):  # fmt: skip
+        query, key = _float_array("query", query), _float_array("key", key)
+        value = None if value is None else _float_array("value", value)
+        self.inputs = {"query": query, "key": key, "value": value}
+        self.rank = max(x.ndim for x in (query, key, value) if x is not None)
+        self.like = query
+        self.dtype = query.dtype
+        self._take_arrays(query, key, value)
+        lead, heads, q_len, kv_len = self.lead, self.heads, self.q_len, self.kv_len
+        pairs = (*lead, heads, q_len, kv_len)
+        self.mask = None if mask is None else self._mask(mask, pairs)
+        self.bias = None if bias is None else self._bias(bias, pairs)
+        self.left, self.right = _window(window, causal)
+        self.kv_lengths = None if kv_lengths is None else _lengths(kv_lengths, lead, kv_len)
+        self.q_offset = None if q_offset is None else _per_batch("q_offset", q_offset, lead)
+        self.scale = _scale(scale, query.shape[-1])
+        self.softcap = _softcap(softcap)
+        self.sinks = None if sinks is None else _per_head("sinks", sinks, lead, heads)
+        self.alibi_slopes = None if alibi_slopes is None else _per_head("alibi_slopes", alibi_slopes, lead, heads)
+        self.threads = self._threads(threads)
+
+    def _take_arrays(self, query, key, value):
+        """Shapes agree; self.query, .key, .value have `lead` and three axes more."""
+        q, k = _four_axes(query), _four_axes(key)
+        v = k[..., :0] if value is None else _four_axes(value)
+        self.heads, self.q_len, dim = q.shape[-3:]
+        kv_heads, self.kv_len, key_dim = k.shape[-3:]
+        if dim != key_dim:
+            raise ValueError(f"query has shape {query.shape} and key {key.shape}: the last axes must be equal")
+        if v.shape[-3:-1] != k.shape[-3:-1]:
+            raise ValueError(
+                f"key has shape {key.shape} and value {value.shape}: they must have the same heads and the same keys"
+            )
+        if self.heads % kv_heads if kv_heads else self.heads:
+            raise ValueError(
+                f"query has {self.heads} heads and key has {kv_heads}: "
+                f"the heads of query must be a multiple of those of key"
+            )
+        if not q.shape[:-3] == k.shape[:-3] == v.shape[:-3]:
+            q, k, v = self._broadcast_lead(q, k, v)
+        self.lead, self.value_dim = q.shape[:-3], v.shape[-1]
+        self.query, self.key, self.value = q, k, v
+
+    def _broadcast_lead(self, *arrays):
+        try:
+            lead = np.broadcast_shapes(*(x.shape[:-3] for x in arrays))
+        except ValueError:
+            shapes = ", ".join(f"{name} {x.shape}" for name, x in self.inputs.items() if x is not None)
+            raise ValueError(f"{shapes}: the axes before the heads must broadcast") from None
+        return [np.broadcast_to(x, lead + x.shape[-3:]) for x in arrays]
+
+    def _mask(self, mask, pairs):
+        mask = np.asarray(mask)
+        if mask.dtype != np.bool_:
+            raise TypeError(f"mask has dtype {mask.dtype}: it must be boolean; numbers to add are given as bias")
+        self.inputs["mask"] = mask
+        return _broadcast("mask", mask, pairs)
+
+    def _bias(self, bias, pairs):
+        bias = np.asarray(bias)
+        if bias.dtype == np.bool_:
+            raise TypeError("bias has dtype bool: it must be floating; who may attend is given as mask")
+        self.inputs["bias"] = _float_array("bias", bias)
+        return _broadcast("bias", bias, pairs)
+
+    def _threads(self, threads):
+        if threads is None and _core.is_small(
+            math.prod(self.lead), self.heads, self.q_len, self.kv_len, self.query.shape[-1], self.value_dim
+        ):
+            return 1
+        return _threads.count(threads)
+
+    def plan(self, kernel):
+        return Plan(*_core.plan(
+            kernel, self.dtype, math.prod(self.lead), self.heads, self.key.shape[-3], self.q_len, self.kv_len,
+            self.query.shape[-1], self.value_dim, self.right, self.threads,
+        ))  # fmt: skip
+
+    def visible_pairs(self):
+        """Pairs of query and key, over all heads, that causal, window and lengths leave visible."""
+        batches = math.prod(self.lead)
+        lengths = np.full(batches, self.kv_len) if self.kv_lengths is None else self.kv_lengths
+        pairs = 0
+        for batch, length in enumerate(lengths.tolist()):
+            offset = length - self.q_len if self.q_offset is None else int(self.q_offset[batch])
+            position = np.arange(self.q_len, dtype=np.float64) + offset
+            begin = 0 if self.left == _core.UNBOUNDED else np.clip(position - self.left, 0, length)
+            end = length if self.right == _core.UNBOUNDED else np.clip(position + self.right + 1, 0, length)
+            pairs += int(np.maximum(end - begin, 0).sum() if self.q_len and np.ndim(end - begin) else self.q_len * length)
+        return pairs * self.heads
+
+    def trim(self, array):
+        """Without the axes that none of the inputs had; `array` has `lead` and (H, M[, E]) as its axes."""
+        extra = len(self.lead) + 3 - self.rank
+        return array.reshape(array.shape[extra:]) if extra else array
+
+    def new_out(self, out=None):
+        """The array for the result, in the layout of query; or `out`, checked."""
+        shape = (*self.lead, self.heads, self.q_len, self.value_dim)[-self.rank :]
+        if out is not None:
+            check_out(out, shape, self.dtype, self.inputs)
+            return out
+        if self.like.ndim == self.rank:
+            return np.empty_like(self.like, shape=shape, subok=False)
+        return np.empty(shape, self.dtype)
+
+    def run(self, kernel, *, out=None, weights=None, lse=None):
+        """Fill `out` or `weights` (lead, H, M, E or N) and `lse` (lead, H, M)."""
+        arrays = (self.query, self.key, self.value, _four_axes(out), weights, self.mask, self.bias,
+                  None if lse is None else lse[..., None])  # fmt: skip
+        if self.query.shape[-1] == 0:  # nothing to compare: every row sees nothing
+            for result, empty in ((out, 0), (weights, 0), (lse, -np.inf)):
+                if result is not None:
+                    result[...] = empty
+            return
+        for parts, batches in _flat_batches(self.lead, arrays):
+            query, key, value, part_out, part_weights, mask, bias, part_lse = parts
+            _core.attend(
+                kernel, query, key, value=value, out=part_out, weights=part_weights, lse=part_lse, mask=mask, bias=bias,
+                q_offset=None if self.q_offset is None else self.q_offset[batches],
+                kv_lengths=None if self.kv_lengths is None else self.kv_lengths[batches],
+                left=self.left, right=self.right, scale=self.scale, softcap=self.softcap,
+                sinks=None if self.sinks is None else self.sinks[batches],
+                alibi_slopes=None if self.alibi_slopes is None else self.alibi_slopes[batches],
+                threads=self.threads,
+            )  # fmt: skip
+
+
+def _four_axes(array):
+    """A view with axes for heads and batch; for the optional arrays, None stays None."""
+    if array is None or array.ndim > 3:
+        return array
+    return array.reshape((1,) * (4 - array.ndim) + array.shape) if array.flags.c_contiguous else array[(None,) * (4 - array.ndim)]
+
+
+def _flat_batches(lead, arrays):
+    """Yields the arrays with exactly one leading axis, and which batches these are, without a copy: all at once where the
+    leading axes fold into one, else one slice of the first axes after the other."""
+    if len(lead) == 1:
+        yield arrays, slice(None)
+        return
+    if all(x is None or _folds(x.shape[: len(lead)], x.strides) for x in arrays):
+        yield [None if x is None else x.reshape(-1, *x.shape[-3:]) for x in arrays], slice(None)
+        return
+    size = lead[-1]
+    for number, index in enumerate(np.ndindex(*lead[:-1])):
+        yield [None if x is None else x[index] for x in arrays], slice(number * size, (number + 1) * size)
+
+
+def _folds(shape, strides):
+    return all(strides[i] == strides[i + 1] * shape[i + 1] for i in range(len(shape) - 1))
+
+
+def _float_array(name, array):
+    if type(array) is not np.ndarray:
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name} is a masked array: give its data, and who may attend as mask")
+        array = np.asarray(array)
+    if array.dtype not in FLOATS or not array.dtype.isnative:
+        raise TypeError(f"{name} has dtype {array.dtype}: it must be {' or '.join(map(str, FLOATS))}, in native byte order")
+    if array.ndim < 2 and name != "bias":
+        raise ValueError(f"{name} has shape {array.shape}: it must have at least two axes")
+    return array
+
+
+def check_out(out, shape, dtype, inputs):
+    """`out` can take a result of `shape` and `dtype` without touching the inputs (name: array)."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out is of type {type(out).__name__}: it must be an array")
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}: the result has {shape} and {dtype}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
+    if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape)):
+        raise ValueError(f"out has strides {out.strides}: its elements must not overlap one another")
+    for name, array in inputs.items():
+        if array is not None and np.shares_memory(out, array):
+            raise ValueError(f"out overlaps {name}: inputs are never written")
+
+
+def _broadcast(name, array, shape):
+    try:
+        return np.broadcast_to(array, shape)
+    except ValueError:
+        raise ValueError(f"{name} has shape {array.shape}: it must broadcast to {shape}") from None
+
+
+def _window(window, causal):
+    """(left, right); causal is right = 0."""
+    if causal is not True and causal is not False and not isinstance(causal, np.bool_):
+        raise TypeError(f"causal is {causal!r}: it must be True or False")
+    left, right = _core.UNBOUNDED, _core.UNBOUNDED
+    if window is not None:
+        try:
+            left, right = (_core.UNBOUNDED if side is None else operator.index(side) for side in window)
+        except (TypeError, ValueError):
+            raise _bad_window(window) from None
+        left, right = (min(max(side, INT64.min), INT64.max) for side in (left, right))
+    return left, min(right, 0) if causal else right
+
+
+def _bad_window(window):
+    rule = "it must be (left, right), each a whole number or None"
+    sized = isinstance(window, (tuple, list)) and len(window) == 2
+    return (TypeError if sized or not hasattr(window, "__len__") else ValueError)(f"window is {window!r}: {rule}")
+
+
+def _whole_numbers(name, given, lead):
+    numbers = np.asarray(given)
+    if numbers.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {numbers.dtype}: it must be a whole number, or one for each batch")
+    if numbers.dtype == np.uint64 and (numbers > INT64.max).any():
+        raise ValueError(f"{name} is {given}: it must fit into 64 bits with a sign")
+    return np.ascontiguousarray(_broadcast(name, numbers.astype(np.int64), lead)).reshape(-1)
+
+
+def _per_batch(name, given, lead):
+    try:
+        return _whole_numbers(name, given, lead)
+    except OverflowError:
+        raise ValueError(f"{name} is {given}: it must fit into 64 bits with a sign") from None
+
+
+def _lengths(kv_lengths, lead, kv_len):
+    lengths = _whole_numbers("kv_lengths", kv_lengths, lead)
+    if lengths.size and (lengths.min() < 0 or lengths.max() > kv_len):
+        raise ValueError(f"kv_lengths are {kv_lengths}: they must be from 0 to the {kv_len} keys there are")
+    return lengths
+
+
+def _per_head(name, given, lead, heads):
+    numbers = np.asarray(given)
+    if numbers.dtype.kind not in "fiu" and numbers.dtype.name != "bfloat16":
+        raise TypeError(f"{name} has dtype {numbers.dtype}: it must hold numbers, one for each head")
+    whole = np.broadcast_to(_broadcast(name, numbers.astype(np.float64), (*lead, heads)), (*lead, heads))
+    return np.ascontiguousarray(whole).reshape(math.prod(lead), heads)
+
+
+def _number(name, given):
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {given!r}: it must be a number or None") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}: it must be finite")
+    return number
+
+
+def _scale(scale, dim):
+    return 1 / math.sqrt(dim or 1) if scale is None else _number("scale", scale)
+
+
+def _softcap(softcap):
+    """0 stands for none, in the kernels only."""
+    if softcap is None:
+        return 0.0
+    cap = _number("softcap", softcap)
+    if cap <= 0:
+        raise ValueError(f"softcap is {softcap}: it must be above 0, or None")
+    return cap

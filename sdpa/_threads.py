@@ -1,0 +1,95 @@
+"""How many threads a call uses."""
+
+import math
+import operator
+import os
+import threading
+from pathlib import Path
+
+_pool_started = False
+_orphan = None  # the thread that survived a fork after its OpenMP pool had started
+
+
+def count(threads=None):
+    """`threads` if given, else SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use."""
+    global _pool_started
+    number = _wanted(threads)
+    # A forked child has none of its parent's threads, but libgomp in it waits for them: one thread then.
+    if _orphan is not None and _orphan == threading.get_ident():
+        return 1
+    _pool_started = _pool_started or number > 1
+    return number
+
+
+def _wanted(threads):
+    if threads is not None:
+        if isinstance(threads, bool) or not hasattr(threads, "__index__"):
+            raise TypeError(f"threads is {threads!r}: it must be a whole number of 1 or more, or None")
+        if operator.index(threads) < 1:
+            raise ValueError(f"threads is {threads}: it must be 1 or more, or None")
+        return min(operator.index(threads), MOST)
+    own = os.environ.get("SDPA_NUM_THREADS")
+    if own:
+        if not own.isdecimal() or int(own) < 1:
+            raise ValueError(f"SDPA_NUM_THREADS is {own!r}: it must be a whole number of 1 or more")
+        return min(int(own), MOST)
+    shared = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number per nesting level
+    if shared.isdecimal() and int(shared) > 0:
+        return min(int(shared), MOST)
+    return usable_cpus()
+
+
+MOST = 4096  # more would only cost memory
+
+
+def usable_cpus():
+    """CPUs that affinity and the CPU quota of the control group leave to this process."""
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
+    return max(1, min(allowed, _QUOTA))
+
+
+def cpu_quota(root="/sys/fs/cgroup", own_group="/proc/self/cgroup"):
+    """The CPU quota in whole CPUs, rounded up; infinite where there is none.  Both versions of control groups; a group
+    is bound by the tightest of its ancestors."""
+    try:
+        lines = Path(own_group).read_text().splitlines()
+    except OSError:
+        return math.inf
+    quota = math.inf
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = Path(root, controllers) if controllers else Path(root)
+        group = base / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder == base.parent:
+                break
+            quota = min(quota, _quota_of(folder))
+    return quota
+
+
+def _quota_of(folder):
+    try:
+        if (folder / "cpu.max").exists():
+            limit, period = (folder / "cpu.max").read_text().split()
+        else:
+            limit = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        return math.ceil(int(limit) / int(period)) if limit not in ("max", "-1") else math.inf
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _after_fork_in_child():
+    global _orphan
+    if _pool_started:
+        _orphan = threading.get_ident()
+
+
+_QUOTA = cpu_quota()  # read once: it seldom changes, and reading takes longer than a small call
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,290 @@
+"""The oracle: scaled dot-product attention as its definition, in plain NumPy.
+
+Slow on purpose: whole score matrices, no blocks, no tricks. The compiled library is checked against this
+module, so they share no code; their calls can be exchanged. One keyword is added, `dtype`: the precision of
+all arithmetic and of the results (None means float64). `threads` is accepted and has no effect here.
+
+Axes: B batch, H query heads, G key/value heads (H a multiple of G), M queries, N keys, D and E the sizes of a
+key and of a value. Query head h attends to key/value head h // (H / G).
+
+    query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)
+    out   : (B, H, M, E)    lse : (B, H, M)       mask, bias : broadcast to (B, H, M, N)
+
+With two axes B and H are 1 and absent, with three B is. There may be more leading axes than B. They
+broadcast, and the result has as many axes as the largest of the three arrays.
+
+    scores   scale * (query . key), then softcap * tanh(. / softcap), then + bias - slope * |position - j|
+    visible  key j to query i, if mask, bias, causal, window and kv_lengths all let it
+    softmax  exp(score) of the visible keys, divided by their sum; sinks add exp(sink) to the sum
+    out      the sum over the visible keys of weight * value
+
+A query that sees no key gets weights 0, output 0 and lse -inf, also with sinks. What a hidden key or value
+holds has no influence, NaN and inf included; what a visible one holds has the influence arithmetic gives it.
+"""
+
+import operator
+
+import numpy as np
+
+__all__ = ["attention", "attention_weights", "merge", "scaled_dot_product_attention"]
+
+
+def attention(
+    query, key, value, *, mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
+    scale=None, softcap=None, sinks=None, alibi_slopes=None,
+    return_lse=False, out=None, threads=None, dtype=None,
+):  # fmt: skip
+    """Softmax-weighted mean of `value`, weighted by how well `query` matches `key`.
+
+    mask : boolean, True = may attend.    bias : floats, added to the scores; -inf hides a key.
+    q_offset : query i stands at position i + q_offset; an int or one per batch. The default, N - M or
+        kv_lengths - M, lets the last query see the last key.
+    causal : keys j <= position; with M = 2 and N = 4 the queries see          1 1 1 0
+                                                                               1 1 1 1
+    window : (left, right), keys position - left <= j <= position + right;     0 1 1 0
+        None is unbounded. The drawing is (1, 0); causal is right = 0.         0 0 1 1
+    kv_lengths : (B), from 0 to N; keys at and past the length do not exist.
+    scale : 1 / sqrt(D) by default.       softcap : positive, bounds the scores before bias and masks.
+    sinks : (H), one more logit in the denominator of each row, without a value; neither scaled nor capped.
+    alibi_slopes : (H) or (B, H).
+    return_lse : return (out, lse); lse is the natural log of the sum of exp(score), exp(sink) included.
+    out : an array of any float dtype to write the result to.
+
+    >>> import numpy as np
+    >>> keys, values = np.array([[0.0], [np.log(3)]]), np.array([[8.0], [4.0]])
+    >>> attention(np.array([[1.0]]), keys, values)
+    array([[5.]])
+    """
+    q, k, v, leading, rank = align(query, key, value, dtype)
+    seen, weight, lse = probabilities(
+        q, k, leading, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+    )  # fmt: skip
+    result = weighted_sum(weight, v, seen)
+    result = deliver(result.reshape(result.shape[-rank:]), out, query, key, value, mask, bias)
+    return (result, lse.reshape(result.shape[:-1])) if return_lse else result
+
+
+def attention_weights(
+    query, key, *, mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
+    scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None, dtype=None,
+):  # fmt: skip
+    """The probabilities (B, H, M, N) by which `attention` weighs the values; options as there.
+
+    >>> import numpy as np
+    >>> attention_weights(np.array([[1.0]]), np.array([[0.0], [np.log(3)]]))
+    array([[0.25, 0.75]])
+    """
+    q, k, _, leading, rank = align(query, key, key, dtype)
+    _, weight, _ = probabilities(
+        q, k, leading, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+    )  # fmt: skip
+    return weight.reshape(weight.shape[-rank:])
+
+
+def merge(outs, lses, *, out=None, dtype=None):
+    """Join partial results over disjoint keys: outs (..., M, E) and lses (..., M) of parts give (out, lse).
+
+    A part weighs exp(lse), as a key weighs exp(score). One with lse -inf saw no key and has no influence.
+    """
+    outs, lses = list(outs), list(lses)
+    value = np.stack([to_float("outs", part, dtype) for part in outs], axis=-2)  # (..., M, parts, E)
+    score = np.stack([to_float("lses", part, dtype) for part in lses], axis=-1)  # (..., M, parts)
+    if value.shape[:-1] != score.shape:
+        raise ValueError(f"outs {np.shape(outs)} and lses {np.shape(lses)} must differ by the last axis only")
+    seen = score != -np.inf
+    weight, lse = softmax(score, seen)
+    result = weighted_sum(weight[..., None, :], value, seen[..., None, :])[..., 0, :]
+    return deliver(result, out, *outs, *lses), lse
+
+
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False,
+    dtype=None,
+):  # fmt: skip
+    """`attention` with the meaning of torch.nn.functional.scaled_dot_product_attention.
+
+    attn_mask : boolean (True = may attend) or floats to add; not together with is_causal.
+    is_causal : keys j <= i, aligned at the top left; with M = 2 and N = 4       1 0 0 0
+    enable_gqa : must be set if query has more heads than key and value.         1 1 0 0
+    """
+    if dropout_p != 0:
+        raise ValueError(f"dropout_p is {dropout_p}: dropout is not offered, so it must be 0")
+    if is_causal and attn_mask is not None:
+        raise ValueError("is_causal and attn_mask are both given: with is_causal, attn_mask must be None")
+    heads = [np.shape(x)[-3] if np.ndim(x) > 2 else 1 for x in (query, key, value)]
+    if len(set(heads)) > 1 and not enable_gqa:
+        raise ValueError(f"query, key and value have {heads} heads: enable_gqa=True lets them differ")
+    kind = "mask" if np.asarray(attn_mask).dtype == bool else "bias"
+    options = {kind: attn_mask, "causal": is_causal, "q_offset": 0, "scale": scale, "dtype": dtype}
+    return attention(query, key, value, **options)
+
+
+# The definition, step by step. Arrays are aligned: query (..., H, M, D), key (..., H, N, D) and value
+# (..., H, N, E); what is per pair (..., H, M, N), per head (..., H, 1, 1), per batch (..., 1, 1, 1).
+
+
+def probabilities(
+    query, key, leading, *, mask, bias, causal, window, q_offset, kv_lengths,
+    scale, softcap, sinks, alibi_slopes,
+):  # fmt: skip
+    """Who sees whom, how the keys weigh, and the log-sum-exp: (..., H, M, N) twice, and (..., H, M)."""
+    dtype, heads = query.dtype, (*leading, query.shape[-3])
+    q_len, kv_len = query.shape[-2], key.shape[-2]
+    shape = (*heads, q_len, kv_len)
+    if mask is not None:
+        mask = fit("mask", mask, shape)
+        if mask.dtype != bool:
+            raise TypeError(f"mask has dtype {mask.dtype}: it must be boolean; floats are given as bias")
+    if bias is not None:
+        if np.asarray(bias).dtype == bool:
+            raise TypeError("bias has dtype bool: it must be floats; who may attend is given as mask")
+        bias = fit("bias", to_float("bias", bias, dtype), shape)
+    kv_lengths = per_batch("kv_lengths", kv_len if kv_lengths is None else kv_lengths, leading)
+    if ((kv_lengths < 0) | (kv_lengths > kv_len)).any():
+        raise ValueError(f"kv_lengths are {kv_lengths.ravel()}: they must be from 0 to N = {kv_len}")
+    q_offset = kv_lengths - q_len if q_offset is None else per_batch("q_offset", q_offset, leading)
+    slopes = None if alibi_slopes is None else per_head("alibi_slopes", alibi_slopes, heads, dtype)
+    sinks = -np.inf if sinks is None else per_head("sinks", sinks, heads, dtype)
+
+    seen = visible(shape, q_offset, kv_lengths, mask=mask, bias=bias, causal=causal, window=window)
+    score = scores(query, key, q_offset, bias=bias, scale=scale, softcap=softcap, slopes=slopes)
+    return seen, *softmax(score, seen, sinks)
+
+
+def visible(shape, q_offset, kv_lengths, *, mask=None, bias=None, causal=False, window=None):
+    """Who sees whom, as booleans of `shape` (..., H, M, N)."""
+    q_len, kv_len = shape[-2:]
+    i, j = np.arange(q_len)[:, None], np.arange(kv_len)
+    left, right = (None, None) if window is None else window
+    if causal:
+        right = 0 if right is None else min(right, 0)
+
+    def position(shift):  # of query i, shifted; clipping what does not depend on i keeps it inside 64 bits
+        return i + np.clip(q_offset.astype(object) + shift, -q_len, kv_len).astype(np.int64)
+
+    seen = np.broadcast_to(j < kv_lengths, shape).copy()
+    if left is not None:
+        seen &= j >= position(-operator.index(left))
+    if right is not None:
+        seen &= j <= position(operator.index(right))
+    if mask is not None:
+        seen &= mask
+    if bias is not None:
+        seen &= bias != -np.inf
+    return seen
+
+
+def scores(query, key, q_offset, *, bias=None, scale=None, softcap=None, slopes=None):
+    """How well each query matches each key, hidden ones too (where NaN and inf do not matter)."""
+    q_len, kv_len, dim = query.shape[-2], *key.shape[-2:]
+    if scale is None:
+        scale = 1 / max(dim, 1) ** 0.5
+    if softcap is not None and not 0 < softcap < np.inf:
+        raise ValueError(f"softcap is {softcap}: it must be positive and finite, or None")
+    with np.errstate(invalid="ignore", over="ignore"):
+        score = query @ key.swapaxes(-1, -2) * float(scale)
+        if softcap is not None:
+            score = float(softcap) * np.tanh(score / float(softcap))
+        if bias is not None:
+            score = score + bias
+        if slopes is not None:
+            distance = abs(np.arange(q_len)[:, None] - np.arange(kv_len) + q_offset.astype(float))
+            score = score - slopes * distance.astype(score.dtype)
+    return score
+
+
+def softmax(score, seen, sinks=-np.inf):
+    """Weights (..., N) and log-sum-exp (...) of the scores that are seen.
+
+    exp(score - high) cannot overflow, and a score of +inf gives NaN, as inf - inf does. Scores that are all
+    -inf give weights 0.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        score = np.where(seen, score, -np.inf)
+        high = np.maximum(score.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
+        high = np.where(high == -np.inf, 0, high)
+        weight = np.exp(score - high)
+        total = weight.sum(axis=-1, keepdims=True) + np.exp(sinks - high)
+        weight = np.where(seen, weight / np.where(total == 0, 1, total), 0)
+        lse = np.where(seen.any(axis=-1, keepdims=True), high + np.log(total), -np.inf)
+    return weight, lse[..., 0]
+
+
+def weighted_sum(weight, value, seen):
+    """weight @ value, where 0 * NaN is NaN for a visible key and nothing for a hidden one.
+
+    Values that are not finite stay out of the product; they are added key by key to the rows that see them.
+    """
+    finite = np.isfinite(value)
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = weight @ np.where(finite, value, 0)
+        for j in np.flatnonzero(~finite.all(axis=(*range(value.ndim - 2), -1))):
+            added = seen[..., j, None] & ~finite[..., None, j, :]
+            total += np.where(added, weight[..., j, None] * value[..., None, j, :], 0)
+    return total
+
+
+# From what callers give to aligned arrays, and back.
+
+
+def align(query, key, value, dtype):
+    """The arrays with four axes or more and H heads each; their broadcast leading axes; the result's rank."""
+    rank = max(np.ndim(query), np.ndim(key), np.ndim(value))
+    query = to_float("query", query, dtype, axes=4)
+    key = to_float("key", key, dtype, axes=4)
+    value = to_float("value", value, dtype, axes=4)
+    heads, kv_heads = query.shape[-3], key.shape[-3]
+    whole_groups = heads % kv_heads == 0 if kv_heads else heads == 0
+    if query.shape[-1] != key.shape[-1] or key.shape[-3:-1] != value.shape[-3:-1] or not whole_groups:
+        raise ValueError(
+            f"query {query.shape}, key {key.shape} and value {value.shape} must be "
+            f"(B, H, M, D), (B, G, N, D) and (B, G, N, E), with H a multiple of G"
+        )
+    key, value = (np.repeat(x, heads // max(kv_heads, 1), axis=-3) for x in (key, value))
+    return query, key, value, np.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]), rank
+
+
+def to_float(name, array, dtype, axes=1):
+    """`array` in `dtype` (None: float64), if it holds floats, with at least so many axes."""
+    array = np.asarray(array)
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        raise TypeError(f"{name} has dtype {array.dtype}: it must be of a float type")
+    if axes == 4 and array.ndim < 2:
+        raise ValueError(f"{name} has shape {array.shape}: it must have two axes or more")
+    with np.errstate(invalid="ignore", over="ignore"):
+        array = array.astype(np.float64 if dtype is None else dtype)
+    return array.reshape((1,) * (axes - array.ndim) + array.shape)
+
+
+def fit(name, array, shape):
+    try:
+        return np.broadcast_to(array, shape)
+    except ValueError:
+        raise ValueError(f"{name} has shape {np.shape(array)}: it must broadcast to {shape}") from None
+
+
+def per_batch(name, integers, leading):
+    integers = np.asarray(integers)
+    if integers.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {integers.dtype}: it must be an integer, or one per batch")
+    return fit(name, integers.astype(np.int64), leading)[..., None, None, None]
+
+
+def per_head(name, numbers, heads, dtype):
+    with np.errstate(over="ignore"):
+        return fit(name, np.asarray(numbers).astype(dtype), heads)[..., None, None]
+
+
+def deliver(result, out, *inputs):
+    """`result`, written to `out` if there is one."""
+    if out is None:
+        return result
+    if out.shape != result.shape:
+        raise ValueError(f"out has shape {out.shape}: it must have that of the result, {result.shape}")
+    if any(np.shares_memory(out, np.asarray(x)) for x in inputs if x is not None):
+        raise ValueError("out overlaps an input: inputs are never written")
+    with np.errstate(over="ignore", invalid="ignore"):
+        out[...] = result
+    return out
