@@ -1,89 +1,148 @@
-"""Builds sdpa._core: the Cython algorithm, and csrc/kernel.c once per instruction set and compute type."""
+"""Builds sdpa._core: the Cython algorithm, and csrc/kernel.c once per instruction set and compute type.
 
+SDPA_WERROR=1 makes warnings errors; SDPA_SANITIZE=address,undefined builds with sanitizers.
+"""
+
+import contextlib
+import logging
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError
 
-try:
-    from setuptools.errors import CompileError, LinkError
-except ImportError:
-    from distutils.errors import CompileError, LinkError
 
-# name: flags.  csrc/dispatch.c lists the same names, best first.  A compiler without the flags, or for another
-# architecture, loses that row and not the build; the baseline needs nothing.
+class Isa(NamedTuple):
+    architecture: str  # the macro that compilers for it define
+    flags: list
+    probe: str  # what a compiler must take
+
+
+# csrc/dispatch.c lists the same names, best first.  A compiler without the flags, or for another architecture, loses
+# that row and not the build; the baseline needs nothing.
 ISAS = {
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"],
-    "avx2": ["-mavx2", "-mfma"],
-    "neon": [],
-    "baseline": [],
+    "avx512": Isa(
+        "__x86_64__",
+        ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"],
+        "#include <immintrin.h>\n__m512 f(__m512 a) { return _mm512_andnot_ps(a, _mm512_fmadd_ps(a, a, a)); }\n",
+    ),
+    "avx2": Isa(
+        "__x86_64__",
+        ["-mavx2", "-mfma"],
+        "#include <immintrin.h>\n__m256 f(__m256 a) { return _mm256_fmadd_ps(a, a, a); }\n",
+    ),
+    "neon": Isa(
+        "__aarch64__",
+        [],
+        "#include <arm_neon.h>\nfloat64x2_t f(float64x2_t a) { return vfmaq_f64(a, a, a); }\n",
+    ),
 }
-PROBES = {
-    "avx512": "#include <immintrin.h>\n__m512 f(__m512 a) { return _mm512_andnot_ps(a, _mm512_fmadd_ps(a, a, a)); }\n",
-    "avx2": "#include <immintrin.h>\n__m256 f(__m256 a) { return _mm256_fmadd_ps(a, a, a); }\n",
-    "neon": "#include <arm_neon.h>\nfloat64x2_t f(float64x2_t a) { return vfmaq_f64(a, a, a); }\n",
-    "baseline": "int f(void) { return 0; }\n",
-}
+OPENMP = [  # (flags to compile, flags to link): GCC and clang, Apple's clang, MSVC
+    (["-fopenmp"], ["-fopenmp"]),
+    (["-Xpreprocessor", "-fopenmp"], ["-lomp"]),
+    (["/openmp"], []),
+]
+OPENMP_PROBE = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
+
+# Without contraction a product and a sum stay two roundings with every compiler: where they fuse, the source says so.
+C_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"]
 WARNINGS = ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("SDPA_WERROR") else [])
-SANITIZE = [f"-fsanitize={os.environ['SDPA_SANITIZE']}", "-g"] if os.environ.get("SDPA_SANITIZE") else []
+SANITIZE = []
+if os.environ.get("SDPA_SANITIZE"):
+    # Python's own flags may have -fwrapv, which hides overflow; and with it compilers take minutes for unrolled loops.
+    SANITIZE = [f"-fsanitize={os.environ['SDPA_SANITIZE']}", "-fno-sanitize-recover=all", "-fno-wrapv", "-O1", "-g"]
 
 
 class BuildKernels(build_ext):
     def build_extension(self, ext):
-        msvc = self.compiler.compiler_type == "msvc"
-        c_flags = ["/std:c11", "/O2"] if msvc else ["-std=c11", "-O3", "-fvisibility=hidden", *SANITIZE]
-        warnings = [] if msvc else WARNINGS
-        ext.extra_compile_args = [*c_flags]
-        ext.extra_link_args = [*SANITIZE]
-        openmp = "/openmp" if msvc else "-fopenmp"
-        if self.compiles("#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n", [openmp], link=True):
-            ext.extra_compile_args.append(openmp)
-            ext.extra_link_args += [] if msvc else [openmp]
-        isas = [isa for isa, flags in ISAS.items() if self.compiles(PROBES[isa], flags)]
-        for isa in isas:
-            for real_bytes in (4, 8):
-                ext.extra_objects += self.compile_c(
-                    "csrc/kernel.c",
-                    f"{isa}_{real_bytes}",
-                    [*c_flags, *warnings, *ISAS[isa]],
-                    [(f"SDPA_ISA_{isa}", None), ("SDPA_REAL_BYTES", str(real_bytes))],
-                )
-        have = [(f"SDPA_HAVE_{isa}", None) for isa in isas]
-        for source in ("csrc/dispatch.c", "csrc/task.c"):
-            ext.extra_objects += self.compile_c(source, "common", [*c_flags, *warnings], have)
+        msvc = self.compiler.compiler_type == "msvc"  # takes unknown flags with a warning, so it gets the baseline only
+        c_flags = ["/std:c11", "/O2"] if msvc else C_FLAGS + SANITIZE
+        isas = [] if msvc else self.usable_isas()
+        compile_openmp, link_openmp = self.openmp_flags()
+        ext.extra_compile_args = c_flags + compile_openmp
+        ext.extra_link_args = SANITIZE + link_openmp
+        ext.extra_objects = self.compile_kernels(isas, c_flags if msvc else c_flags + WARNINGS)
+        # The objects are new and their flags may be too, which no timestamp shows: always link.
+        Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         super().build_extension(ext)
 
-    def compile_c(self, source, folder, flags, macros):
-        return self.compiler.compile(
-            [source], output_dir=f"{self.build_temp}/{folder}", macros=macros, extra_postargs=flags
-        )
+    def compile_kernels(self, isas, flags):
+        """csrc/ as objects, several at a time."""
+        have = [(f"SDPA_HAVE_{isa}", None) for isa in isas]
+        jobs = [(source, "common", flags, have) for source in ("csrc/dispatch.c", "csrc/task.c")]
+        for isa in [*isas, "baseline"]:
+            for real_bytes in (4, 8):
+                macros = [(f"SDPA_ISA_{isa}", None), ("SDPA_REAL_BYTES", str(real_bytes))]
+                isa_flags = ISAS[isa].flags if isa in ISAS else []
+                jobs.append(("csrc/kernel.c", f"{isa}_{real_bytes}", flags + isa_flags, macros))
 
-    def compiles(self, code, flags, link=False):
-        """Whether the compiler takes `code` with `flags`."""
-        with tempfile.TemporaryDirectory() as folder:
+        def compile_one(source, folder, flags, macros):
+            return self.compiler.compile(
+                [source], output_dir=f"{self.build_temp}/{folder}", macros=macros, extra_postargs=flags
+            )
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return [path for objects in pool.map(compile_one, *zip(*jobs)) for path in objects]
+
+    def usable_isas(self):
+        usable = []
+        for name, isa in ISAS.items():
+            if self.compiles(isa.probe, isa.flags):
+                usable.append(name)
+            elif self.compiles(f"#ifndef {isa.architecture}\n#error another architecture\n#endif\n"):
+                self.warn(f"the compiler does not take {' '.join(isa.flags)}: the {name} kernel is left out")
+        return usable
+
+    def openmp_flags(self):
+        for compile_flags, link_flags in OPENMP:
+            if self.compiles(OPENMP_PROBE, compile_flags, link_flags):
+                return compile_flags, link_flags
+        self.warn("the compiler has no OpenMP: every call will run on one thread")
+        return [], []
+
+    def compiles(self, code, flags=(), link_flags=None):
+        """Whether the compiler takes `code` with `flags`, and the linker `link_flags` if any."""
+        with tempfile.TemporaryDirectory() as folder, silence():
             source = Path(folder, "probe.c")
             source.write_text(code)
             try:
-                objects = self.compiler.compile([str(source)], output_dir=folder, extra_postargs=flags)
-                if link:
-                    self.compiler.link_executable(objects, "probe", output_dir=folder, extra_postargs=flags)
+                objects = self.compiler.compile([str(source)], output_dir=folder, extra_postargs=list(flags))
+                if link_flags is not None:
+                    self.compiler.link_executable(objects, "probe", output_dir=folder, extra_postargs=link_flags)
             except (CompileError, LinkError):
                 return False
         return True
 
 
-setup(
-    ext_modules=[
-        Extension(
-            "sdpa._core",
-            ["sdpa/_core.pyx"],
-            include_dirs=[numpy.get_include(), "csrc"],
-            depends=[*map(str, Path("csrc").glob("*.[ch]")), "sdpa/_core.pxd"],
-            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
-        )
-    ],
-    cmdclass={"build_ext": BuildKernels},
-)
+@contextlib.contextmanager
+def silence():
+    """What compilers say about probes, and the commands, stay out of the build's log."""
+    logging.disable()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        logging.disable(logging.NOTSET)
+
+
+if __name__ == "__main__":
+    setup(
+        ext_modules=[
+            Extension(
+                "sdpa._core",
+                ["sdpa/_core.pyx"],
+                include_dirs=[numpy.get_include(), "csrc"],
+                define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+            )
+        ],
+        cmdclass={"build_ext": BuildKernels},
+    )

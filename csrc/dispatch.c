@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define DECLARE(isa) extern const sdpa_kernel sdpa_kernel_##isa##_4, sdpa_kernel_##isa##_8;
-#define LIST(isa) &sdpa_kernel_##isa##_4, &sdpa_kernel_##isa##_8,
+#define LIST(isa) &sdpa_kernel_##isa##_4, &sdpa_kernel_##isa##_8
 
 #ifdef SDPA_HAVE_avx512
 DECLARE(avx512)
@@ -20,15 +20,15 @@ DECLARE(baseline)
 
 const sdpa_kernel *const sdpa_kernels[] = {
 #ifdef SDPA_HAVE_avx512
-    LIST(avx512)
+    LIST(avx512),
 #endif
 #ifdef SDPA_HAVE_avx2
-    LIST(avx2)
+    LIST(avx2),
 #endif
 #ifdef SDPA_HAVE_neon
-    LIST(neon)
+    LIST(neon),
 #endif
-    LIST(baseline) NULL,
+    LIST(baseline), NULL,
 };
 
 /* __builtin_cpu_supports also asks whether the operating system saves the wide registers. */

@@ -3,27 +3,32 @@
  * result is one constant table of functions.  What is called when is decided in sdpa/_core.pyx. */
 #include "sdpa.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
 #if SDPA_REAL_BYTES == 4
 typedef float real;
 typedef uint32_t real_bits;
-enum { REAL_MANTISSA_BITS = 23, REAL_BIAS = 127 };
+#define REAL_MAX FLT_MAX
+#define REAL_MIN FLT_MIN
+enum { REAL_MANTISSA_BITS = 23, REAL_BIAS = 127, REAL_DTYPE = SDPA_FLOAT32 };
 #else
 typedef double real;
 typedef uint64_t real_bits;
-enum { REAL_MANTISSA_BITS = 52, REAL_BIAS = 1023 };
+#define REAL_MAX DBL_MAX
+#define REAL_MIN DBL_MIN
+enum { REAL_MANTISSA_BITS = 52, REAL_BIAS = 1023, REAL_DTYPE = SDPA_FLOAT64 };
 #endif
 
 #if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_FOR _Pragma("clang loop unroll(full)") for
 #define ALWAYS_INLINE __attribute__((always_inline))
 #elif defined(__GNUC__)
-#define UNROLL _Pragma("GCC unroll 24")
+#define UNROLL_FOR _Pragma("GCC unroll 24") for
 #define ALWAYS_INLINE __attribute__((always_inline))
 #else
-#define UNROLL
+#define UNROLL_FOR for
 #define ALWAYS_INLINE
 #endif
 
@@ -43,10 +48,14 @@ enum { REAL_MANTISSA_BITS = 52, REAL_BIAS = 1023 };
 #include "simd_neon.h"
 #else
 #define SDPA_ISA baseline
+#if defined(__GNUC__) && !defined(__clang__)
+/* GCC 12 joins the scalars of two keys into one load in `multiply`, and then reads past the last key. */
+#pragma GCC optimize("no-tree-loop-vectorize")
+#endif
 #include "simd_baseline.h"
 #endif
 
-enum { ROWS = VECTORS * VL };
+enum { ROWS = VECTORS * VL, TALLEST = TILE > 16 ? TILE : 16 };
 #ifndef BLOCK_KEYS
 #define BLOCK_KEYS 128
 #endif

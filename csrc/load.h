@@ -1,13 +1,21 @@
 /* Reading and writing arrays of any dtype and any stride: the only place that knows how the caller's memory looks.
  * Addresses need not be aligned (a view into packed records is legal in NumPy), hence memcpy. */
 
+/* A number too large for `real` becomes the largest one: only an inf is inf (a bias of -DBL_MAX must not hide a key). */
+static inline real narrowed(double x)
+{
+    if (isfinite(x) && x > REAL_MAX) return REAL_MAX;
+    if (isfinite(x) && x < -REAL_MAX) return -REAL_MAX;
+    return (real)x;
+}
+
 static inline real read_one(const char *at, int dtype)
 {
     float narrow;
     double wide;
     switch (dtype) {
     case SDPA_FLOAT32: memcpy(&narrow, at, sizeof narrow); return (real)narrow;
-    case SDPA_FLOAT64: memcpy(&wide, at, sizeof wide); return (real)wide;
+    case SDPA_FLOAT64: memcpy(&wide, at, sizeof wide); return narrowed(wide);
     default: return 0;
     }
 }
@@ -16,23 +24,12 @@ static inline real read_one(const char *at, int dtype)
 static inline vf read_chunk(const char *at, ptrdiff_t stride, int count, const sdpa_array *array)
 {
     if (count == VL && stride == array->itemsize) {
+        if (array->dtype == REAL_DTYPE) return vf_load((const real *)at);
         if (array->dtype == SDPA_FLOAT32) return vf_from_float((const float *)at);
-        if (array->dtype == SDPA_FLOAT64) return vf_from_double((const double *)at);
     }
     real lane[VL] = {0};
     for (int i = 0; i < count; ++i) lane[i] = read_one(at + i * stride, array->dtype);
     return vf_load(lane);
-}
-
-/* A boolean mask as what is added to scores: 0 where it may be seen, -inf where not. */
-static inline vf read_mask_chunk(const char *at, ptrdiff_t stride, int count)
-{
-    uint8_t lane[VL] = {0};
-    if (count == VL && stride == 1)
-        memcpy(lane, at, VL);
-    else
-        for (int i = 0; i < count; ++i) lane[i] = (uint8_t)at[i * stride];
-    return vf_select(vm_from_bool(lane), vf_set1(0), vf_set1(-(real)INFINITY));
 }
 
 /* One element, in the array's own dtype. */
@@ -99,10 +96,32 @@ static inline ALWAYS_INLINE void read_transposed(vf *tile, char *const *row_at, 
                                                  const sdpa_array *array)
 {
     if (count == VL && is_plain(array))
-        UNROLL for (int lane = 0; lane < VL; ++lane) tile[lane] = vf_load((const real *)(row_at[lane] + offset));
+        UNROLL_FOR (int lane = 0; lane < VL; ++lane) tile[lane] = vf_load((const real *)(row_at[lane] + offset));
     else
-        for (int lane = 0; lane < VL; ++lane) tile[lane] = read_chunk(row_at[lane] + offset, array->column, count, array);
+        for (int lane = 0; lane < VL; ++lane)
+            tile[lane] = read_chunk(row_at[lane] + offset, array->column, count, array);
     vf_transpose(tile);
+}
+
+/* seen[column] lane row = mask_row[row][column]; false in the columns past `count`. */
+static inline void read_mask(vm *seen, char *const *mask_row, ptrdiff_t offset, int count, const sdpa_array *mask)
+{
+    if (count == VL && mask->column == 1) {
+        vm_transpose_bools(seen, mask_row, offset);
+        return;
+    }
+    char part[VL][VL] = {{0}}, *part_row[VL];
+    for (int lane = 0; lane < VL; ++lane) {
+        for (int i = 0; i < count; ++i) part[lane][i] = mask_row[lane][offset + i * mask->column];
+        part_row[lane] = part[lane];
+    }
+    vm_transpose_bools(seen, part_row, 0);
+}
+
+/* Chunks of VL columns: the last one of a wide row begins earlier, to be whole, and repeats some columns. */
+static inline int64_t chunk_begin(int64_t column, int64_t width)
+{
+    return column + VL > width && width >= VL ? width - VL : column;
 }
 
 /* q[feature][rows] from the rows of the task. */
@@ -110,35 +129,37 @@ static void load_queries(const sdpa_problem *p, sdpa_task *t)
 {
     const sdpa_array *query = &p->query;
     for (int v = 0; v < t->vectors; ++v)
-        for (int64_t d = 0; d < p->dim; d += VL) {
-            const int count = p->dim - d < VL ? (int)(p->dim - d) : VL;
+        for (int64_t column = 0; column < p->dim; column += VL) {
+            const int64_t d = chunk_begin(column, p->dim);
+            const int count = p->dim < VL ? (int)p->dim : VL;
             real *to = (real *)t->q + d * ROWS + v * VL;
             vf tile[VL];
             read_transposed(tile, t->query_row + v * VL, d * query->column, count, query);
             if (count == VL)
-                UNROLL for (int i = 0; i < VL; ++i) vf_store(to + i * ROWS, tile[i]);
+                UNROLL_FOR (int i = 0; i < VL; ++i) vf_store(to + i * ROWS, tile[i]);
             else
                 for (int i = 0; i < count; ++i) vf_store(to + i * ROWS, tile[i]);
         }
 }
 
-/* row_at[row][first_column + column] = columns[column][rows] * factor[rows], for the rows of the task. */
+/* row_at[row][first_column + column] = columns[column][rows] * factor[rows], for the rows of the task; factor NULL is 1. */
 static void store_transposed(const sdpa_array *array, const sdpa_task *t, const real *columns, int64_t first_column,
                              int64_t width, const real *factor)
 {
     for (int v = 0; v < t->vectors; ++v) {
         const int rows = t->rows - v * VL < VL ? t->rows - v * VL : VL;
         char *const *row_at = t->out_row + v * VL;
-        const vf scale = vf_load(factor + v * VL);
-        for (int64_t c = 0; c < width; c += VL) {
-            const int count = width - c < VL ? (int)(width - c) : VL;
+        const vf scale = factor ? vf_load(factor + v * VL) : vf_set1(1);
+        for (int64_t column = 0; column < width; column += VL) {
+            const int64_t c = chunk_begin(column, width);
+            const int count = width < VL ? (int)width : VL;
             const real *from = columns + c * ROWS + v * VL;
             const ptrdiff_t offset = (first_column + c) * array->column;
             vf tile[VL];
             if (count == VL && is_plain(array)) {
-                UNROLL for (int i = 0; i < VL; ++i) tile[i] = vf_mul(vf_load(from + i * ROWS), scale);
+                UNROLL_FOR (int i = 0; i < VL; ++i) tile[i] = vf_mul(vf_load(from + i * ROWS), scale);
                 vf_transpose(tile);
-                UNROLL for (int lane = 0; lane < VL; ++lane)
+                UNROLL_FOR (int lane = 0; lane < VL; ++lane)
                     if (lane < rows) vf_store((real *)(row_at[lane] + offset), tile[lane]);
                 continue;
             }

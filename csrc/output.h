@@ -20,7 +20,8 @@ static void add_values(const sdpa_problem *p, sdpa_task *t, const real *values, 
 static void accumulate(const sdpa_problem *p, sdpa_task *t)
 {
     ptrdiff_t stride;
-    const real *values = read_block(&p->value, block_address(&p->value, t), t->block, p->value_dim, t->value_copy, &stride);
+    const real *values =
+        read_block(&p->value, block_address(&p->value, t), t->block, p->value_dim, t->value_copy, &stride);
     add_values(p, t, values, stride);
 }
 
@@ -39,18 +40,15 @@ static int finite(const sdpa_problem *p, const sdpa_task *t)
     return any == 0;
 }
 
-/* visible[key][rows] of the block: -inf where a key is hidden, by whichever option.  The functions that hide scores
- * are asked to hide zeros. */
+/* visible[key][rows] of the block: -inf where a key is hidden, by whichever option.  What hides scores is asked to hide
+ * zeros. */
 static void find_visible(const sdpa_problem *p, sdpa_task *t)
 {
     real *weights = t->s;
     t->s = t->visible;
     memset(t->s, 0, (size_t)t->block * ROWS * sizeof(real));
-    for (int v = 0; v < t->vectors; ++v) {
-        if (p->bias.data) add_bias(p, t, v);
-        if (t->masked) add_mask(p, t, v);
-        if (t->cut) hide(t, v);
-    }
+    for (int v = 0; v < t->vectors; ++v)
+        shape(p, t, v, t->of_vector[v].begin, t->of_vector[v].end, steps_of(p, t) & (BIAS | MASK | CUT));
     t->s = weights;
 }
 
@@ -101,13 +99,16 @@ static void write_weights(const sdpa_problem *p, sdpa_task *t)
 {
     const real factor = exponent_factor(p);
     const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
+    const vf hidden = vf_set1(-(real)INFINITY), zero = vf_set1(0);
     for (int v = 0; v < t->vectors; ++v) {
-        const vf from = subtractable(vf_load((real *)t->max + v * VL));
+        const vf from = subtractable(vf_load((real *)t->max + v * VL)), share = vf_load((real *)t->shrink + v * VL);
         for (int key = 0; key < t->block; ++key) {
             const int seen = key >= t->of_vector[v].begin && key < t->of_vector[v].end;
             real *s = scores_at(t, key, v);
-            vf_store(s, seen ? vf_exp(vf_sub(vf_load(s), from), factors, floor) : vf_set1(0));
+            const vf score = vf_load(s), weight = vf_exp(vf_sub(score, from), factors, floor);
+            vf_store(s,
+                     seen ? vf_select(vf_eq(score, hidden), zero, vf_mul(weight, share)) : zero); /* 0 beside NaN too */
         }
     }
-    store_transposed(&p->weights, t, t->s, t->key, t->block, t->shrink);
+    store_transposed(&p->weights, t, t->s, t->key, t->block, NULL);
 }

@@ -1,145 +1,149 @@
-/* From products to scores: softcap, ALiBi, bias and mask, and who sees whom.  Scores lie as s[key][rows]. */
+/* From products to scores: scale, softcap, ALiBi, bias, mask, and who sees whom.  Scores lie as s[key][rows]. */
 
 /* Where scores only get multiplied by a positive number, that number goes into the exponent (see softmax.h), and `s`
  * stays the bare product.  Otherwise they are scaled here; a factor of 0 or less must not meet -inf. */
 static inline int scale_in_exponent(const sdpa_problem *p)
 {
-    return p->scale > 0 && p->softcap == 0 && !p->alibi_slopes && !p->bias.data;
+    return p->scale > REAL_MIN && p->softcap == 0 && !p->alibi_slopes && !p->bias.data;
 }
 static inline real exponent_factor(const sdpa_problem *p)
 {
     return (real)(LOG2_E * (scale_in_exponent(p) ? p->scale : 1));
 }
 
-#define FOR_EACH_KEY(segment) for (int key = (segment).begin; key < (segment).end; ++key)
-
-static inline real *scores_at(const sdpa_task *t, int key, int v) { return (real *)t->s + (ptrdiff_t)key * ROWS + v * VL; }
-
-static void scale_and_cap(const sdpa_problem *p, sdpa_task *t, int v)
+static inline real *scores_at(const sdpa_task *t, int key, int v)
 {
-    const vf scale = vf_set1((real)p->scale);
-    if (p->softcap == 0) {
-        FOR_EACH_KEY(t->of_vector[v]) vf_store(scores_at(t, key, v), vf_mul(vf_load(scores_at(t, key, v)), scale));
-        return;
-    }
-    const vf cap = vf_set1((real)p->softcap);
-    FOR_EACH_KEY(t->of_vector[v])
-    {
-        real *s = scores_at(t, key, v);
-        vf_store(s, vf_mul(cap, vf_tanh(vf_div(vf_mul(vf_load(s), scale), cap))));
-    }
+    return (real *)t->s + (ptrdiff_t)key * ROWS + v * VL;
 }
 
-/* Of a row, in arrays of shape (B, H). */
+/* What is done to products, in this order. */
+enum { SCALE = 1, CAP = 2, ALIBI = 4, BIAS = 8, MASK = 16, CUT = 32 };
+
+static inline int steps_of(const sdpa_problem *p, const sdpa_task *t)
+{
+    return (scale_in_exponent(p) ? 0 : SCALE) | (p->softcap != 0 ? CAP : 0) | (p->alibi_slopes ? ALIBI : 0) |
+           (p->bias.data ? BIAS : 0) | (t->masked ? MASK : 0) | (t->cut ? CUT : 0);
+}
+
+/* What differs from row to row of a vector. */
+typedef struct {
+    vf slope, position; /* for ALiBi; positions are counted from the first key of the block */
+    vf first, last;     /* keys of the block that geometry (causal, window, lengths) leaves visible */
+} row_constants;
+
+static inline int64_t group_of(const sdpa_problem *p) { return p->heads / p->kv_heads; }
+
+/* Where a row finds its number in arrays of shape (B, H). */
 static inline int64_t head_index(const sdpa_problem *p, const sdpa_task *t, int row)
 {
-    const int64_t group = p->heads / p->kv_heads;
-    return t->batch * p->heads + t->kv_head * group + (t->first_row + row) % group;
+    return t->batch * p->heads + t->kv_head * group_of(p) + (t->first_row + row) % group_of(p);
 }
 
-/* s -= slope * |position - key|. */
-static void add_alibi(const sdpa_problem *p, sdpa_task *t, int v)
+static row_constants constants_of(const sdpa_problem *p, const sdpa_task *t, int v, int steps)
 {
-    real slope[VL], position[VL]; /* counted from the first key of the block */
+    const double offset = p->q_offset ? (double)p->q_offset[t->batch] : (double)(t->kv_len - p->q_len);
+    real slope[VL] = {0}, position[VL] = {0}, first[VL] = {0}, last[VL] = {0};
     for (int i = 0; i < VL; ++i) {
-        const int row = v * VL + i < t->rows ? v * VL + i : t->rows - 1;
-        slope[i] = (real)p->alibi_slopes[head_index(p, t, row)];
-        position[i] = (real)((double)t->q_offset + (double)((t->first_row + row) / (p->heads / p->kv_heads) - t->key));
+        const int padded = v * VL + i, row = padded < t->rows ? padded : t->rows - 1;
+        if (steps & ALIBI) {
+            slope[i] = (real)p->alibi_slopes[head_index(p, t, row)];
+            position[i] = (real)(offset + (double)((t->first_row + row) / group_of(p) - t->key));
+        }
+        if (steps & CUT) {
+            first[i] = (real)t->sees[padded].begin; /* small whole numbers: exact */
+            last[i] = (real)(t->sees[padded].end - 1);
+        }
     }
-    const vf slopes = vf_load(slope), positions = vf_load(position);
-    FOR_EACH_KEY(t->of_vector[v])
-    {
-        real *s = scores_at(t, key, v);
-        vf distance = vf_abs(vf_sub(positions, vf_set1((real)key)));
-        vf_store(s, vf_fnma(slopes, distance, vf_load(s)));
-    }
+    return (row_constants){vf_load(slope), vf_load(position), vf_load(first), vf_load(last)};
 }
 
-/* s += tile, and -inf wherever the tile is -inf, whatever s holds there (NaN and +inf included). */
-static inline void add_tile(sdpa_task *t, int v, int key, int count, const vf *tile)
+/* s + bias, but -inf wherever the bias is -inf, whatever s holds there (NaN and +inf included). */
+static inline vf add_bias(vf s, vf bias)
 {
     const vf hidden = vf_set1(-(real)INFINITY);
-    for (int i = 0; i < count; ++i) {
-        real *s = scores_at(t, key + i, v);
-        vf sum = vf_add(vf_load(s), tile[i]);
-        vf_store(s, vf_select(vf_eq(tile[i], hidden), hidden, sum));
-    }
+    return vf_select(vf_eq(bias, hidden), hidden, vf_add(s, bias));
 }
 
-/* A bias lies as [row][key]: VL x VL tiles of it are transposed on the way. */
-static void add_bias(const sdpa_problem *p, sdpa_task *t, int v)
+/* Takes the keys begin..end of the block through `steps` for the rows of vector v, VL keys at a time, in registers, and
+ * raises `high` to the largest score.  Bias and mask lie as [row][key], so VL x VL tiles of them are transposed on the
+ * way. */
+static inline ALWAYS_INLINE void shape_by(const sdpa_problem *p, sdpa_task *t, int v, int begin, int end,
+                                          const int steps)
 {
-    const sdpa_array *bias = &p->bias;
-    const sdpa_segment keys = t->of_vector[v];
-    for (int key = keys.begin; key < keys.end; key += VL) {
-        const int count = keys.end - key < VL ? keys.end - key : VL;
-        const ptrdiff_t at = (t->key + key) * bias->column;
-        vf tile[VL];
-        read_transposed(tile, t->bias_row + v * VL, at, count, bias);
-        add_tile(t, v, key, count, tile);
+    const vf hidden = vf_set1(-(real)INFINITY), scale = vf_set1((real)p->scale);
+    const vf cap = vf_set1(p->softcap > REAL_MIN ? (real)p->softcap : REAL_MIN);
+    const row_constants row = constants_of(p, t, v, steps);
+    vf high[2] = {vf_load((real *)t->high + v * VL), hidden}; /* two chains: one would wait for each maximum */
+    for (int key = begin; key < end; key += VL) {
+        const int count = end - key < VL ? end - key : VL;
+        vf s[VL], tile[VL];
+        vm seen[VL];
+        UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = i < count ? vf_load(scores_at(t, key + i, v)) : hidden;
+        if (steps & SCALE)
+            UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = vf_mul(s[i], scale);
+        if (steps & CAP)
+            for (int i = 0; i < count; ++i) s[i] = vf_mul(cap, vf_tanh(vf_div(s[i], cap)));
+        if (steps & ALIBI)
+            UNROLL_FOR (int i = 0; i < VL; ++i)
+                s[i] = vf_fnma(row.slope, vf_abs(vf_sub(row.position, vf_set1((real)(key + i)))), s[i]);
+        if (steps & BIAS) {
+            read_transposed(tile, t->bias_row + v * VL, (t->key + key) * p->bias.column, count, &p->bias);
+            UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = add_bias(s[i], tile[i]);
+        }
+        if (steps & MASK) {
+            read_mask(seen, t->mask_row + v * VL, (t->key + key) * p->mask.column, count, &p->mask);
+            UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = vf_select(seen[i], s[i], hidden);
+        }
+        if (steps & CUT)
+            UNROLL_FOR (int i = 0; i < VL; ++i) {
+                const vf here = vf_set1((real)(key + i));
+                s[i] = vf_select(vf_lt(here, row.first), hidden, vf_select(vf_lt(row.last, here), hidden, s[i]));
+            }
+        UNROLL_FOR (int i = 0; i < VL; ++i) {
+            if (i >= count) break;
+            high[i % 2] = vf_max(s[i], high[i % 2]);
+            vf_store(scores_at(t, key + i, v), s[i]);
+        }
     }
+    vf_store((real *)t->high + v * VL, vf_max(high[0], high[1]));
 }
 
-static void add_mask(const sdpa_problem *p, sdpa_task *t, int v)
+/* Common combinations get a loop of their own, in which the scores stay in registers from step to step. */
+static void shape(const sdpa_problem *p, sdpa_task *t, int v, int begin, int end, int steps)
 {
-    const sdpa_array *mask = &p->mask;
-    const sdpa_segment keys = t->of_vector[v];
-    for (int key = keys.begin; key < keys.end; key += VL) {
-        const int count = keys.end - key < VL ? keys.end - key : VL;
-        const ptrdiff_t at = (t->key + key) * mask->column;
-        vf tile[VL];
-        UNROLL for (int lane = 0; lane < VL; ++lane)
-            tile[lane] = read_mask_chunk(t->mask_row[v * VL + lane] + at, mask->column, count);
-        vf_transpose(tile);
-        add_tile(t, v, key, count, tile);
+    switch (steps) {
+    case CUT: shape_by(p, t, v, begin, end, CUT); break;
+    case MASK: shape_by(p, t, v, begin, end, MASK); break;
+    case SCALE | BIAS: shape_by(p, t, v, begin, end, SCALE | BIAS); break;
+    case SCALE | ALIBI: shape_by(p, t, v, begin, end, SCALE | ALIBI); break;
+    default: shape_by(p, t, v, begin, end, steps);
     }
 }
 
-/* -inf where geometry (causal, window, lengths) hides a key. */
-static void hide(sdpa_task *t, int v)
+/* The scores of a segment.  `high` of bare products comes out of the registers that
+ * hold them; where they are shaped (on the edges of what geometry shows, or everywhere) it is found again. */
+static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride)
 {
-    const sdpa_segment keys = t->of_vector[v];
-    real first[VL], end[VL];
-    int all_begin = keys.begin, all_end = keys.end; /* within these every row sees every key */
-    for (int i = 0; i < VL; ++i) {
-        const int row_begin = t->sees[v * VL + i].begin, row_end = t->sees[v * VL + i].end;
-        first[i] = (real)row_begin;
-        end[i] = (real)row_end;
-        if (row_begin > all_begin) all_begin = row_begin;
-        if (row_end < all_end) all_end = row_end;
-    }
-    if (all_begin >= all_end) all_begin = all_end = keys.end; /* no such keys */
-    const vf firsts = vf_load(first), ends = vf_load(end), hidden = vf_set1(-(real)INFINITY);
-    for (int key = keys.begin; key < keys.end; ++key) {
-        if (key == all_begin) key = all_end;
-        if (key >= keys.end) break;
-        real *s = scores_at(t, key, v);
-        const vf here = vf_set1((real)key);
-        vm visible = vm_and(vf_lt(firsts, vf_set1((real)(key + 1))), vf_lt(here, ends));
-        vf_store(s, vf_select(visible, vf_load(s), hidden));
+    const int steps = steps_of(p, t);
+    real *high = t->high, before[ROWS];
+    memcpy(before, high, sizeof before);
+    score_keys(g.end_vector - g.first_vector, g.end - g.begin, p->dim, keys + g.begin * stride, stride,
+               (const real *)t->q + g.first_vector * VL, scores_at(t, g.begin, g.first_vector),
+               high + g.first_vector * VL);
+    for (int v = g.first_vector; steps && v < g.end_vector; ++v) {
+        const int whole = t->cut && t->whole[v].begin <= g.begin && g.end <= t->whole[v].end;
+        const int left = whole ? steps & ~CUT : steps;
+        if (!left) continue;
+        vf_store(high + v * VL, vf_load(before + v * VL));
+        shape(p, t, v, g.begin, g.end, left);
     }
 }
 
-/* What follows the product, in the order of the contract. */
-static void shape_scores(const sdpa_problem *p, sdpa_task *t)
-{
-    for (int v = 0; v < t->vectors; ++v) {
-        if (!scale_in_exponent(p)) scale_and_cap(p, t, v);
-        if (p->alibi_slopes) add_alibi(p, t, v);
-        if (p->bias.data) add_bias(p, t, v);
-        if (t->masked) add_mask(p, t, v);
-        if (t->cut) hide(t, v);
-    }
-}
-
+/* s and high of the block. */
 static void scores(const sdpa_problem *p, sdpa_task *t)
 {
     ptrdiff_t stride;
     const real *keys = read_block(&p->key, block_address(&p->key, t), t->block, p->dim, t->key_copy, &stride);
-    for (int i = 0; i < t->segments; ++i) {
-        const sdpa_segment g = t->segment[i];
-        score_segment(g.end_vector - g.first_vector, g.end - g.begin, p->dim, keys + g.begin * stride, stride,
-                      (const real *)t->q + g.first_vector * VL, scores_at(t, g.begin, g.first_vector));
-    }
-    shape_scores(p, t);
+    for (int v = 0; v < t->vectors; ++v) vf_store((real *)t->high + v * VL, vf_set1(-(real)INFINITY));
+    for (int i = 0; i < t->segments; ++i) score_segment(p, t, t->segment[i], keys, stride);
 }

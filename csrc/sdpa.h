@@ -10,8 +10,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SDPA_UNBOUNDED INT64_MAX
-
 enum { SDPA_MAX_ROWS = 64, SDPA_MAX_VECTORS = 4 };
 
 /* One row per storable type; `read_chunk` and `write_chunk` in load.h are the only readers of it. */
@@ -28,12 +26,15 @@ typedef struct {
 typedef struct {
     int64_t batches, heads, kv_heads, q_len, kv_len, dim, value_dim;
     sdpa_array query, key, value, out;
-    sdpa_array weights;        /* (B, H, M, N), zeroed: where attention_weights puts its result */
-    sdpa_array lse;            /* (B, H, M): rows in `row`, `column` unused */
-    sdpa_array mask, bias;     /* broadcast to (B, H, M, N) */
-    const int64_t *q_offset;   /* (B), or NULL: kv_len - q_len */
-    const int64_t *kv_lengths; /* (B), or NULL: kv_len */
-    int64_t left, right;       /* window; causal is right = 0 */
+    sdpa_array weights;    /* (B, H, M, N), zeroed: where attention_weights puts its result */
+    sdpa_array lse;        /* (B, H, M): rows in `row`, `column` unused */
+    sdpa_array mask, bias; /* broadcast to (B, H, M, N) */
+    /* Query i of batch b sees the keys i + begin_shift[b] <= j < i + end_shift[b]; NULL: no bound on that side.  Causal,
+     * window and q_offset are no more than that.  The shifts are between +-(q_len + kv_len + 1), so sums do not overflow. */
+    const int64_t *begin_shift, *end_shift; /* (B) */
+    ptrdiff_t shift_step;                   /* 1, or 0 where one shift serves all batches */
+    const int64_t *q_offset;                /* (B): position of query 0, for ALiBi; NULL: kv_len - q_len */
+    const int64_t *kv_lengths;              /* (B), or NULL: kv_len */
     double scale;
     double softcap;             /* 0: none */
     const double *sinks;        /* (B, H) or NULL */
@@ -47,6 +48,11 @@ typedef struct {
     int64_t begin, end;
 } sdpa_span;
 
+/* The same within a block, counted from its start. */
+typedef struct {
+    int begin, end;
+} sdpa_range;
+
 /* Keys begin..end of the current block, counted from its start, and the vectors of rows that may see any of them. */
 typedef struct {
     int begin, end, first_vector, end_vector;
@@ -55,7 +61,7 @@ typedef struct {
 typedef struct {
     /* What: `rows` rows of one key/value head from `first_row` on, in `vectors` vectors.  The lanes past the last row
      * repeat it, and are not written. */
-    int64_t batch, kv_head, first_row, kv_len, q_offset;
+    int64_t batch, kv_head, first_row, kv_len;
     int rows, vectors;
     sdpa_span keys;   /* seen by at least one row: by geometry, as everywhere where the mask is not named */
     sdpa_span shared; /* seen by every row */
@@ -70,21 +76,21 @@ typedef struct {
     int segments;
     sdpa_segment segment[2 * SDPA_MAX_VECTORS + 1];
     sdpa_segment of_vector[SDPA_MAX_VECTORS]; /* begin..end: the keys computed for one vector */
-    struct {
-        int begin, end;
-    } sees[SDPA_MAX_ROWS]; /* keys of the block that a row sees; set where `cut` */
+    sdpa_range sees[SDPA_MAX_ROWS];           /* where `cut`: the keys of the block that a row sees, */
+    sdpa_range whole[SDPA_MAX_VECTORS];       /* and that all rows of a vector see */
     int cut;                                  /* some row does not see, by geometry, some key of the segments */
     int masked;                               /* the mask hides some key of the block from some row */
     int hidden;                               /* either was so, or there was a bias, in any block so far */
 
     /* Scratch of this thread; `real` is the compute type, R the rows of the kernel. */
-    void *q;                             /* [D][R] */
-    void *s;                             /* [block_keys][R]: scores, then weights */
-    void *o;                             /* [E][R]: sums of weight * value */
-    void *max, *sum, *shrink;            /* [R] */
-    int started;                         /* o holds something */
-    void *visible;                       /* [block_keys][R], for blocks with NaN or inf in V */
-    void *key_copy, *value_copy;         /* [block_keys][D], [block_keys][E]; used where K, V are not `real` rows */
+    void *q;                     /* [D][R] */
+    void *s;                     /* [block_keys][R]: scores, then weights */
+    void *o;                     /* [E][R]: sums of weight * value */
+    void *high;                  /* [R]: largest score of the block */
+    void *max, *sum, *shrink;    /* [R] */
+    int started;                 /* o holds something */
+    void *visible;               /* [block_keys][R], for blocks with NaN or inf in V */
+    void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V are not `real` rows */
 } sdpa_task;
 
 /* One step of the algorithm on the current block (or at the start or end) of a task. */
@@ -96,14 +102,14 @@ typedef struct {
     int lanes, rows; /* rows in a vector, and in the largest task */
     int block_keys;
     sdpa_step begin;           /* queries to q, nothing summed yet */
-    sdpa_step scores;          /* s = K q, with softcap, alibi, bias; -inf where hidden */
+    sdpa_step scores;          /* s = K q, with softcap, alibi, bias; -inf where hidden; high */
     sdpa_step softmax_step;    /* s = exp(s - max); max, sum, shrink */
     sdpa_step accumulate;      /* o = o * shrink + s V */
     sdpa_step accumulate_seen; /* the same where V holds NaN or inf */
     int (*finite)(const sdpa_problem *, const sdpa_task *); /* o holds no NaN and no inf */
-    sdpa_step close_sums;      /* sinks; lse; shrink = what o is multiplied by */
-    sdpa_step write_out;       /* out = o * shrink */
-    sdpa_step write_weights;   /* weights of this block = exp(s - max) * shrink */
+    sdpa_step close_sums;                                   /* sinks; lse; shrink = what o is multiplied by */
+    sdpa_step write_out;                                    /* out = o * shrink */
+    sdpa_step write_weights;                                /* weights of this block = exp(s - max) * shrink */
 } sdpa_kernel;
 
 /* dispatch.c: best first, NULL ends the list; each ISA has a float and a double kernel. */

@@ -1,6 +1,8 @@
 /* AVX2 and FMA: 16 registers of 32 bytes.  6 x 2 accumulators leave four for operands. */
 #include <immintrin.h>
 
+#include "simd_x86.h"
+
 enum { VECTORS = 2, TILE = 12 };
 
 #if SDPA_REAL_BYTES == 4
@@ -12,34 +14,35 @@ typedef __m256 vf;
 #define V_EXPONENT_SHIFT(t) V_CAST(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
 
 static inline vf vf_from_float(const float *p) { return _mm256_loadu_ps(p); }
-static inline vf vf_from_double(const double *p)
+/* seen[column] lane row = row[row][at + column] is not 0. */
+static inline void vm_transpose_bools(vf seen[8], char *const row[8], ptrdiff_t at)
 {
-    return _mm256_set_m128(_mm256_cvtpd_ps(_mm256_loadu_pd(p + 4)), _mm256_cvtpd_ps(_mm256_loadu_pd(p)));
-}
-static inline vf vm_from_bool(const uint8_t *p)
-{
-    __m256i lanes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
-    return V_CAST(_mm256_cmpgt_epi32(lanes, _mm256_setzero_si256()));
+    __m128i pair[4];
+    transpose_8x8_bytes(pair, row, at);
+    UNROLL_FOR (int i = 0; i < 8; ++i) {
+        const __m256i lanes = _mm256_cvtepu8_epi32(i % 2 ? _mm_unpackhi_epi64(pair[i / 2], pair[i / 2]) : pair[i / 2]);
+        seen[i] = V_CAST(_mm256_cmpgt_epi32(lanes, _mm256_setzero_si256()));
+    }
 }
 
 static inline void vf_transpose(vf r[8])
 {
     vf t[8];
-    UNROLL for (int i = 0; i < 8; i += 2) {
+    UNROLL_FOR (int i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
     }
-    UNROLL for (int i = 0; i < 8; i += 4) {
+    UNROLL_FOR (int i = 0; i < 8; i += 4) {
         r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
         r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
         r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
         r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
     }
-    UNROLL for (int i = 0; i < 4; ++i) {
+    UNROLL_FOR (int i = 0; i < 4; ++i) {
         t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
         t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
     }
-    UNROLL for (int i = 0; i < 8; ++i) r[i] = t[i];
+    UNROLL_FOR (int i = 0; i < 8; ++i) r[i] = t[i];
 }
 
 #else
@@ -51,23 +54,22 @@ typedef __m256d vf;
 #define V_EXPONENT_SHIFT(t) V_CAST(_mm256_slli_epi64(_mm256_castpd_si256(t), 52))
 
 static inline vf vf_from_float(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
-static inline vf vf_from_double(const double *p) { return _mm256_loadu_pd(p); }
-static inline vf vm_from_bool(const uint8_t *p)
+static inline void vm_transpose_bools(vf seen[4], char *const row[4], ptrdiff_t at)
 {
-    int32_t bytes;
-    memcpy(&bytes, p, 4);
-    __m256i lanes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes));
-    return V_CAST(_mm256_cmpgt_epi64(lanes, _mm256_setzero_si256()));
+    UNROLL_FOR (int i = 0; i < 4; ++i) {
+        const __m256i lanes = _mm256_setr_epi64x(row[0][at + i], row[1][at + i], row[2][at + i], row[3][at + i]);
+        seen[i] = V_CAST(_mm256_cmpgt_epi64(lanes, _mm256_setzero_si256()));
+    }
 }
 
 static inline void vf_transpose(vf r[4])
 {
     vf t[4];
-    UNROLL for (int i = 0; i < 4; i += 2) {
+    UNROLL_FOR (int i = 0; i < 4; i += 2) {
         t[i] = _mm256_unpacklo_pd(r[i], r[i + 1]);
         t[i + 1] = _mm256_unpackhi_pd(r[i], r[i + 1]);
     }
-    UNROLL for (int i = 0; i < 2; ++i) {
+    UNROLL_FOR (int i = 0; i < 2; ++i) {
         r[i] = _mm256_permute2f128_pd(t[i], t[i + 2], 0x20);
         r[i + 2] = _mm256_permute2f128_pd(t[i], t[i + 2], 0x31);
     }
@@ -84,12 +86,11 @@ static inline vf vf_add(vf a, vf b) { return V(add)(a, b); }
 static inline vf vf_sub(vf a, vf b) { return V(sub)(a, b); }
 static inline vf vf_mul(vf a, vf b) { return V(mul)(a, b); }
 static inline vf vf_div(vf a, vf b) { return V(div)(a, b); }
-static inline vf vf_fma(vf a, vf b, vf c) { return V(fmadd)(a, b, c); }  /* a*b + c */
+static inline vf vf_fma(vf a, vf b, vf c) { return V(fmadd)(a, b, c); }   /* a*b + c */
 static inline vf vf_fnma(vf a, vf b, vf c) { return V(fnmadd)(a, b, c); } /* c - a*b */
-static inline vf vf_max(vf a, vf b) { return V(max)(a, b); }             /* b where either is NaN */
+static inline vf vf_max(vf a, vf b) { return V(max)(a, b); }              /* b where either is NaN */
 static inline vf vf_abs(vf a) { return V(andnot)(V(set1)((real)-0.0), a); }
 static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see exponent_of in vmath.h */
 static inline vm vf_lt(vf a, vf b) { return V(cmp)(a, b, _CMP_LT_OQ); }
 static inline vm vf_eq(vf a, vf b) { return V(cmp)(a, b, _CMP_EQ_OQ); }
-static inline vm vm_and(vm a, vm b) { return V(and)(a, b); }
 static inline vf vf_select(vm m, vf a, vf b) { return V(blendv)(b, a, m); } /* m ? a : b */

@@ -5,6 +5,8 @@
  * and the operations below under the same names.  Nothing else in the sources depends on the instruction set. */
 #include <immintrin.h>
 
+#include "simd_x86.h"
+
 enum { VECTORS = 4, TILE = 24 };
 
 #if SDPA_REAL_BYTES == 4
@@ -17,38 +19,54 @@ typedef __mmask16 vm;
 #define V_EXPONENT_SHIFT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
 
 static inline vf vf_from_float(const float *p) { return _mm512_loadu_ps(p); }
-static inline vf vf_from_double(const double *p)
+/* seen[column] lane row = row[row][at + column] is not 0: four rows to a register, interleaved by bytes and by pairs, then each
+ * column's four groups of four rows brought together. */
+static inline void vm_transpose_bools(vm seen[16], char *const row[16], ptrdiff_t at)
 {
-    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(_mm512_loadu_pd(p))),
-                              _mm512_cvtpd_ps(_mm512_loadu_pd(p + 8)), 1);
-}
-static inline vm vm_from_bool(const uint8_t *p)
-{
-    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
-    return _mm_test_epi8_mask(bytes, bytes);
+    __m512i every_fourth[4], by_two[4], columns[4];
+    UNROLL_FOR (int i = 0; i < 4; ++i) {
+        __m512i four = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(row[i] + at)));
+        four = _mm512_inserti32x4(four, _mm_loadu_si128((const __m128i *)(row[i + 4] + at)), 1);
+        four = _mm512_inserti32x4(four, _mm_loadu_si128((const __m128i *)(row[i + 8] + at)), 2);
+        every_fourth[i] = _mm512_inserti32x4(four, _mm_loadu_si128((const __m128i *)(row[i + 12] + at)), 3);
+    }
+    by_two[0] = _mm512_unpacklo_epi8(every_fourth[0], every_fourth[1]);
+    by_two[1] = _mm512_unpackhi_epi8(every_fourth[0], every_fourth[1]);
+    by_two[2] = _mm512_unpacklo_epi8(every_fourth[2], every_fourth[3]);
+    by_two[3] = _mm512_unpackhi_epi8(every_fourth[2], every_fourth[3]);
+    columns[0] = _mm512_unpacklo_epi16(by_two[0], by_two[2]);
+    columns[1] = _mm512_unpackhi_epi16(by_two[0], by_two[2]);
+    columns[2] = _mm512_unpacklo_epi16(by_two[1], by_two[3]);
+    columns[3] = _mm512_unpackhi_epi16(by_two[1], by_two[3]);
+    const __m512i gather = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    UNROLL_FOR (int i = 0; i < 4; ++i) {
+        const __m512i four = _mm512_permutexvar_epi32(gather, columns[i]);
+        const uint64_t bits = _mm512_test_epi8_mask(four, four);
+        UNROLL_FOR (int j = 0; j < 4; ++j) seen[4 * i + j] = (vm)(bits >> (16 * j));
+    }
 }
 
 /* r[i] lane j  <->  r[j] lane i: pairs of lanes, pairs of pairs, then the four 128-bit quarters twice. */
 static inline void vf_transpose(vf r[16])
 {
     vf t[16];
-    UNROLL for (int i = 0; i < 16; i += 2) {
+    UNROLL_FOR (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
         t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
     }
-    UNROLL for (int i = 0; i < 16; i += 4) {
+    UNROLL_FOR (int i = 0; i < 16; i += 4) {
         r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
         r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
         r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
         r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
     }
-    UNROLL for (int i = 0; i < 4; ++i) {
+    UNROLL_FOR (int i = 0; i < 4; ++i) {
         t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
         t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
         t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
         t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
     }
-    UNROLL for (int i = 0; i < 8; ++i) {
+    UNROLL_FOR (int i = 0; i < 8; ++i) {
         r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
         r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
     }
@@ -64,31 +82,35 @@ typedef __mmask8 vm;
 #define V_EXPONENT_SHIFT(t) _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(t), 52))
 
 static inline vf vf_from_float(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
-static inline vf vf_from_double(const double *p) { return _mm512_loadu_pd(p); }
-static inline vm vm_from_bool(const uint8_t *p)
+static inline void vm_transpose_bools(vm seen[8], char *const row[8], ptrdiff_t at)
 {
-    __m128i bytes = _mm_loadl_epi64((const __m128i *)p);
-    return (vm)_mm_test_epi8_mask(bytes, bytes);
+    __m128i pair[4];
+    transpose_8x8_bytes(pair, row, at);
+    UNROLL_FOR (int i = 0; i < 4; ++i) {
+        const unsigned bits = _mm_test_epi8_mask(pair[i], pair[i]);
+        seen[2 * i] = (vm)bits;
+        seen[2 * i + 1] = (vm)(bits >> 8);
+    }
 }
 
 static inline void vf_transpose(vf r[8])
 {
     vf t[8];
-    UNROLL for (int i = 0; i < 8; i += 2) {
+    UNROLL_FOR (int i = 0; i < 8; i += 2) {
         t[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
         t[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
     }
-    UNROLL for (int i = 0; i < 2; ++i) {
+    UNROLL_FOR (int i = 0; i < 2; ++i) {
         r[i] = _mm512_shuffle_f64x2(t[i], t[i + 2], 0x88);
         r[i + 2] = _mm512_shuffle_f64x2(t[i], t[i + 2], 0xdd);
         r[i + 4] = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0x88);
         r[i + 6] = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0xdd);
     }
-    UNROLL for (int i = 0; i < 4; ++i) {
+    UNROLL_FOR (int i = 0; i < 4; ++i) {
         t[i] = _mm512_shuffle_f64x2(r[i], r[i + 4], 0x88);
         t[i + 4] = _mm512_shuffle_f64x2(r[i], r[i + 4], 0xdd);
     }
-    UNROLL for (int i = 0; i < 8; ++i) r[i] = t[i];
+    UNROLL_FOR (int i = 0; i < 8; ++i) r[i] = t[i];
 }
 
 #endif
@@ -100,12 +122,11 @@ static inline vf vf_add(vf a, vf b) { return V(add)(a, b); }
 static inline vf vf_sub(vf a, vf b) { return V(sub)(a, b); }
 static inline vf vf_mul(vf a, vf b) { return V(mul)(a, b); }
 static inline vf vf_div(vf a, vf b) { return V(div)(a, b); }
-static inline vf vf_fma(vf a, vf b, vf c) { return V(fmadd)(a, b, c); }  /* a*b + c */
+static inline vf vf_fma(vf a, vf b, vf c) { return V(fmadd)(a, b, c); }   /* a*b + c */
 static inline vf vf_fnma(vf a, vf b, vf c) { return V(fnmadd)(a, b, c); } /* c - a*b */
-static inline vf vf_max(vf a, vf b) { return V(max)(a, b); }             /* b where either is NaN */
+static inline vf vf_max(vf a, vf b) { return V(max)(a, b); }              /* b where either is NaN */
 static inline vf vf_abs(vf a) { return V(abs)(a); }
 static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see exponent_of in vmath.h */
 static inline vm vf_lt(vf a, vf b) { return V_COMPARE(a, b, _CMP_LT_OQ); }
 static inline vm vf_eq(vf a, vf b) { return V_COMPARE(a, b, _CMP_EQ_OQ); }
-static inline vm vm_and(vm a, vm b) { return a & b; }
 static inline vf vf_select(vm m, vf a, vf b) { return V(mask_blend)(m, b, a); } /* m ? a : b */

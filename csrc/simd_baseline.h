@@ -4,35 +4,36 @@
 
 enum { VECTORS = 2, TILE = 8, VL = 16 / SDPA_REAL_BYTES };
 
-typedef struct { real lane[VL]; } vf;
-typedef struct { int lane[VL]; } vm;
+typedef struct {
+    real lane[VL];
+} vf;
+typedef struct {
+    int lane[VL];
+} vm;
 
 #define LANES(type, expression)                                                                                        \
     type result;                                                                                                       \
-    UNROLL for (int i = 0; i < VL; ++i) result.lane[i] = (expression);                                                 \
+    UNROLL_FOR (int i = 0; i < VL; ++i) result.lane[i] = (expression);                                                 \
     return result
 
 static inline vf vf_from_float(const float *p) { LANES(vf, (real)p[i]); }
-static inline vf vf_from_double(const double *p) { LANES(vf, (real)p[i]); }
-static inline vm vm_from_bool(const uint8_t *p) { LANES(vm, p[i] != 0); }
 static inline vf vf_load(const real *p) { LANES(vf, p[i]); }
 static inline vf vf_set1(real a) { LANES(vf, a); }
 static inline vf vf_add(vf a, vf b) { LANES(vf, a.lane[i] + b.lane[i]); }
 static inline vf vf_sub(vf a, vf b) { LANES(vf, a.lane[i] - b.lane[i]); }
 static inline vf vf_mul(vf a, vf b) { LANES(vf, a.lane[i] * b.lane[i]); }
 static inline vf vf_div(vf a, vf b) { LANES(vf, a.lane[i] / b.lane[i]); }
-static inline vf vf_fma(vf a, vf b, vf c) { LANES(vf, a.lane[i] * b.lane[i] + c.lane[i]); }  /* two roundings */
+static inline vf vf_fma(vf a, vf b, vf c) { LANES(vf, a.lane[i] * b.lane[i] + c.lane[i]); } /* two roundings */
 static inline vf vf_fnma(vf a, vf b, vf c) { LANES(vf, c.lane[i] - a.lane[i] * b.lane[i]); }
 static inline vf vf_max(vf a, vf b) { LANES(vf, a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]); }
 static inline vf vf_abs(vf a) { LANES(vf, a.lane[i] < 0 ? -a.lane[i] : a.lane[i]); }
 static inline vm vf_lt(vf a, vf b) { LANES(vm, a.lane[i] < b.lane[i]); }
 static inline vm vf_eq(vf a, vf b) { LANES(vm, a.lane[i] == b.lane[i]); }
-static inline vm vm_and(vm a, vm b) { LANES(vm, a.lane[i] & b.lane[i]); }
 static inline vf vf_select(vm m, vf a, vf b) { LANES(vf, m.lane[i] ? a.lane[i] : b.lane[i]); }
 
 static inline void vf_store(real *p, vf a)
 {
-    UNROLL for (int i = 0; i < VL; ++i) p[i] = a.lane[i];
+    UNROLL_FOR (int i = 0; i < VL; ++i) p[i] = a.lane[i];
 }
 
 static inline real lane_exponent(real t) /* see exponent_of in vmath.h */
@@ -53,4 +54,11 @@ static inline void vf_transpose(vf r[VL])
             r[i].lane[j] = r[j].lane[i];
             r[j].lane[i] = lower;
         }
+}
+
+/* seen[column] lane row = row[row][at + column] is not 0. */
+static inline void vm_transpose_bools(vm seen[VL], char *const row[VL], ptrdiff_t at)
+{
+    for (int column = 0; column < VL; ++column)
+        for (int i = 0; i < VL; ++i) seen[column].lane[i] = row[i][at + column] != 0;
 }

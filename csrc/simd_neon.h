@@ -12,14 +12,13 @@ typedef uint32x4_t vm;
 #define V_EXPONENT_SHIFT(t) vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23))
 
 static inline vf vf_from_float(const float *p) { return vld1q_f32(p); }
-static inline vf vf_from_double(const double *p)
+/* seen[column] lane row = row[row][at + column] is not 0. */
+static inline void vm_transpose_bools(vm seen[4], char *const row[4], ptrdiff_t at)
 {
-    return vcombine_f32(vcvt_f32_f64(vld1q_f64(p)), vcvt_f32_f64(vld1q_f64(p + 2)));
-}
-static inline vm vm_from_bool(const uint8_t *p)
-{
-    const uint32_t lanes[4] = {p[0], p[1], p[2], p[3]};
-    return vcgtq_u32(vld1q_u32(lanes), vdupq_n_u32(0));
+    UNROLL_FOR (int i = 0; i < 4; ++i) {
+        const uint32_t lanes[4] = {row[0][at + i], row[1][at + i], row[2][at + i], row[3][at + i]};
+        seen[i] = vcgtq_u32(vld1q_u32(lanes), vdupq_n_u32(0));
+    }
 }
 
 static inline void vf_transpose(vf r[4])
@@ -40,11 +39,12 @@ typedef uint64x2_t vm;
 #define V_EXPONENT_SHIFT(t) vreinterpretq_f64_u64(vshlq_n_u64(vreinterpretq_u64_f64(t), 52))
 
 static inline vf vf_from_float(const float *p) { return vcvt_f64_f32(vld1_f32(p)); }
-static inline vf vf_from_double(const double *p) { return vld1q_f64(p); }
-static inline vm vm_from_bool(const uint8_t *p)
+static inline void vm_transpose_bools(vm seen[2], char *const row[2], ptrdiff_t at)
 {
-    const uint64_t lanes[2] = {p[0], p[1]};
-    return vcgtq_u64(vld1q_u64(lanes), vdupq_n_u64(0));
+    UNROLL_FOR (int i = 0; i < 2; ++i) {
+        const uint64_t lanes[2] = {row[0][at + i], row[1][at + i]};
+        seen[i] = vcgtq_u64(vld1q_u64(lanes), vdupq_n_u64(0));
+    }
 }
 
 static inline void vf_transpose(vf r[2])
@@ -77,13 +77,5 @@ static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see expone
 static inline vm vf_lt(vf a, vf b) { return V(clt)(a, b); }
 static inline vm vf_eq(vf a, vf b) { return V(ceq)(a, b); }
 static inline vf vf_select(vm m, vf a, vf b) { return V(bsl)(m, a, b); } /* m ? a : b */
-static inline vm vm_and(vm a, vm b)
-{
-#if SDPA_REAL_BYTES == 4
-    return vandq_u32(a, b);
-#else
-    return vandq_u64(a, b);
-#endif
-}
 /* b where either is NaN, as on x86: neither vmaxq (NaN wins) nor vmaxnmq (numbers win) says that. */
 static inline vf vf_max(vf a, vf b) { return vf_select(vf_lt(b, a), a, b); }

@@ -10,63 +10,56 @@ static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t clip64(int64_t x, int64_t low, int64_t high) { return max64(low, min64(x, high)); }
 
 static int64_t group_of(const sdpa_problem *p) { return p->heads / p->kv_heads; }
-static int64_t vectors_per_head(const sdpa_problem *p, int lanes) { return (p->q_len * group_of(p) + lanes - 1) / lanes; }
+static int64_t vectors_per_head(const sdpa_problem *p, int lanes)
+{
+    return (p->q_len * group_of(p) + lanes - 1) / lanes;
+}
 
 /* Tasks of one key/value head: as few as its rows allow, more where the threads would otherwise run short of work.
- * A task that is cut by causality lasts from 0 to the longest, so those come in larger numbers. */
+ * Where
+ * causality or a window cuts them, they last from nothing to the longest, so those come in larger numbers. */
 int64_t sdpa_tasks_per_head(const sdpa_problem *p, const sdpa_kernel *kernel, int threads)
 {
     const int64_t vectors = vectors_per_head(p, kernel->lanes), most = kernel->rows / kernel->lanes;
     const int64_t heads = p->batches * p->kv_heads;
-    const int64_t wanted = threads == 1 ? 1 : (p->right == SDPA_UNBOUNDED ? 1 : 4) * (int64_t)threads;
+    const int64_t wanted = threads == 1 ? 1 : (p->end_shift || p->begin_shift ? 4 : 1) * (int64_t)threads;
     const int64_t fewest = (vectors + most - 1) / most;
     return min64(vectors, max64(fewest, (wanted + heads - 1) / heads));
 }
 
-/* Offsets and window sides may be anything that 64 bits hold. */
-static int64_t add_saturated(int64_t a, int64_t b)
+/* Keys that a query may see. */
+static sdpa_span visible(const sdpa_problem *p, const sdpa_task *t, int64_t query)
 {
-    if (b > 0 && a > INT64_MAX - b) return INT64_MAX;
-    if (b < 0 && a < INT64_MIN - b) return INT64_MIN;
-    return a + b;
-}
-static int64_t subtract_saturated(int64_t a, int64_t b)
-{
-    return b == INT64_MIN ? add_saturated(add_saturated(a, INT64_MAX), 1) : add_saturated(a, -b);
-}
-
-/* Keys that the query at `position` may see.  Causal attention is the window with right = 0. */
-static sdpa_span visible(const sdpa_problem *p, int64_t position, int64_t kv_len)
-{
-    sdpa_span keys = {0, kv_len};
-    if (p->left != SDPA_UNBOUNDED) keys.begin = clip64(subtract_saturated(position, p->left), 0, kv_len);
-    if (p->right != SDPA_UNBOUNDED) keys.end = clip64(add_saturated(add_saturated(position, p->right), 1), 0, kv_len);
+    const ptrdiff_t at = t->batch * p->shift_step;
+    sdpa_span keys = {0, t->kv_len};
+    if (p->begin_shift) keys.begin = clip64(query + p->begin_shift[at], 0, t->kv_len);
+    if (p->end_shift) keys.end = clip64(query + p->end_shift[at], 0, t->kv_len);
     return keys;
 }
 
 /* Fills `address` with where each row of the task lies in `array`, the padding rows like the last. */
-static void locate_rows(const sdpa_problem *p, const sdpa_array *array, const sdpa_task *t, int64_t first_row, int padded,
-                        char **address)
+static void locate_rows(const sdpa_problem *p, const sdpa_array *array, const sdpa_task *t, int64_t first_row,
+                        int padded, char **address)
 {
     if (!array->data) return;
     const int64_t group = group_of(p);
     const int64_t query = first_row / group, in_group = first_row % group;
-    char *at = array->data + t->batch * array->batch + (t->kv_head * group + in_group) * array->head + query * array->row;
-    int64_t left_in_group = group - in_group;
-    for (int row = 0; row < t->rows; ++row) {
-        address[row] = at;
-        at += array->head;
-        if (--left_in_group == 0) {
-            left_in_group = group;
-            at += array->row - group * array->head;
+    char *at =
+        array->data + t->batch * array->batch + (t->kv_head * group + in_group) * array->head + query * array->row;
+    if (group == 1) {
+        for (int row = 0; row < t->rows; ++row) address[row] = at + row * array->row;
+    } else {
+        int64_t left_in_group = group - in_group;
+        for (int row = 0; row < t->rows; ++row) {
+            address[row] = at;
+            at += array->head;
+            if (--left_in_group == 0) {
+                left_in_group = group;
+                at += array->row - group * array->head;
+            }
         }
     }
     for (int row = t->rows; row < padded; ++row) address[row] = address[t->rows - 1];
-}
-
-static int64_t position_of(const sdpa_problem *p, const sdpa_task *t, int row)
-{
-    return add_saturated((t->first_row + row) / group_of(p), t->q_offset);
 }
 
 /* Tasks are numbered head by head, so that its keys stay in the cache, and from the last rows to the first, so that
@@ -85,12 +78,11 @@ void sdpa_enter_task(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t i
     t->first_row = first_row;
     t->rows = (int)min64(padded, p->q_len * group_of(p) - first_row);
     t->kv_len = p->kv_lengths ? p->kv_lengths[t->batch] : p->kv_len;
-    t->q_offset = p->q_offset ? p->q_offset[t->batch] : t->kv_len - p->q_len;
     t->hidden = 0;
 
     /* Both ends of what a row sees grow with the row. */
-    const sdpa_span first = visible(p, position_of(p, t, 0), t->kv_len);
-    const sdpa_span last = visible(p, position_of(p, t, t->rows - 1), t->kv_len);
+    const sdpa_span first = visible(p, t, first_row / group_of(p));
+    const sdpa_span last = visible(p, t, (first_row + t->rows - 1) / group_of(p));
     t->keys = (sdpa_span){first.begin, last.end};
     t->shared = (sdpa_span){last.begin, first.end};
     locate_rows(p, &p->query, t, first_row, padded, t->query_row);
@@ -105,26 +97,37 @@ static void summarise_mask(const sdpa_problem *p, const sdpa_task *t, int *any, 
 {
     const ptrdiff_t step = p->mask.column;
     unsigned char some = 0, hidden = 0;
-    for (int row = 0; row < t->rows; ++row) {
+    for (int row = 0; row < t->rows && !(some && hidden); ++row) {
         if (row && t->mask_row[row] == t->mask_row[row - 1]) continue; /* broadcast over rows */
         const char *at = t->mask_row[row] + t->key * step;
         if (step == 1)
             for (int key = 0; key < t->block; ++key) some |= (unsigned char)at[key], hidden |= at[key] == 0;
         else
-            for (int key = 0; key < t->block; ++key) some |= (unsigned char)at[key * step], hidden |= at[key * step] == 0;
+            for (int key = 0; key < t->block; ++key)
+                some |= (unsigned char)at[key * step], hidden |= at[key * step] == 0;
     }
     *any = some != 0;
     *all = !hidden;
 }
 
-/* Which keys of the block each row sees: t->sees. */
-static void place_rows(const sdpa_problem *p, sdpa_task *t, int padded)
+/* Which keys of the block each row sees, and which all rows of a vector see. */
+static void place_rows(const sdpa_problem *p, sdpa_task *t, int lanes)
 {
-    for (int row = 0; row < padded; ++row) {
-        const int like = row < t->rows ? row : t->rows - 1;
-        const sdpa_span keys = visible(p, position_of(p, t, like), t->kv_len);
-        t->sees[row].begin = (int)clip64(keys.begin - t->key, 0, t->block);
-        t->sees[row].end = (int)clip64(keys.end - t->key, 0, t->block);
+    const int64_t group = group_of(p);
+    int64_t in_group = t->first_row % group, query = t->first_row / group;
+    sdpa_range sees = {0, 0};
+    for (int row = 0; row < t->vectors * lanes; ++row) {
+        if (row == 0 || (in_group == 0 && row < t->rows)) { /* the padding repeats the last row */
+            const sdpa_span keys = visible(p, t, query);
+            sees.begin = (int)clip64(keys.begin - t->key, 0, t->block);
+            sees.end = (int)clip64(keys.end - t->key, 0, t->block);
+        }
+        t->sees[row] = sees;
+        if (++in_group == group) in_group = 0, ++query;
+    }
+    for (int v = 0; v < t->vectors; ++v) { /* both ends grow with the row */
+        const sdpa_range first = t->sees[v * lanes], last = t->sees[(v + 1) * lanes - 1];
+        t->whole[v] = (sdpa_range){last.begin, first.end};
     }
 }
 
@@ -132,16 +135,10 @@ static void place_rows(const sdpa_problem *p, sdpa_task *t, int padded)
  * a tile; what is computed in vain there is hidden by the lane compares of `hide`. */
 static sdpa_segment seen_by_vector(const sdpa_task *t, int lanes, int v)
 {
-    sdpa_segment seen = {t->block, 0, v, v + 1};
-    for (int row = v * lanes; row < (v + 1) * lanes; ++row) {
-        if (t->sees[row].begin >= t->sees[row].end) continue;
-        if (t->sees[row].begin < seen.begin) seen.begin = t->sees[row].begin;
-        if (t->sees[row].end > seen.end) seen.end = t->sees[row].end;
-    }
-    if (seen.begin >= seen.end) return (sdpa_segment){0, 0, v, v};
-    seen.begin = seen.begin / lanes * lanes;
-    seen.end = (int)min64(t->block, (seen.end + lanes - 1) / lanes * lanes);
-    return seen;
+    const int begin = t->sees[v * lanes].begin,
+              end = t->sees[(v + 1) * lanes - 1].end; /* both ends grow with the row */
+    if (begin >= end) return (sdpa_segment){0, 0, v, v};
+    return (sdpa_segment){begin / lanes * lanes, (int)min64(t->block, (end + lanes - 1) / lanes * lanes), v, v + 1};
 }
 
 /* Cuts the block where the set of vectors that see something changes.  Positions grow with the row, so a vector that
@@ -179,7 +176,7 @@ int sdpa_enter_block(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t k
     }
     t->cut = key < t->shared.begin || key + t->block > t->shared.end;
     if (t->cut) {
-        place_rows(p, t, t->vectors * kernel->lanes);
+        place_rows(p, t, kernel->lanes);
         for (int v = 0; v < t->vectors; ++v) t->of_vector[v] = seen_by_vector(t, kernel->lanes, v);
         cut_into_segments(t);
     } else {
@@ -206,6 +203,7 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
     t->q = take(&at, p->dim * rows, bytes);
     t->s = take(&at, keys * rows, bytes);
     t->o = take(&at, p->value_dim * rows, bytes);
+    t->high = take(&at, rows, bytes);
     t->max = take(&at, rows, bytes);
     t->sum = take(&at, rows, bytes);
     t->shrink = take(&at, rows, bytes);

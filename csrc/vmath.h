@@ -43,13 +43,13 @@ static inline vf split_power(vf x, vf factor, vf *power)
 static inline ALWAYS_INLINE void exp_all(vf *d, const int count, vf factor, vf floor)
 {
     vf f[4], power[4], poly[4];
-    UNROLL for (int i = 0; i < count; ++i) d[i] = vf_max(floor, d[i]); /* this operand order keeps a NaN in d */
-    UNROLL for (int i = 0; i < count; ++i) f[i] = split_power(d[i], factor, &power[i]);
-    UNROLL for (int i = 0; i < count; ++i) poly[i] = vf_set1(EXP2_POLY[0]);
-    UNROLL for (int term = 1; term < EXP2_TERMS; ++term)
-        UNROLL for (int i = 0; i < count; ++i) poly[i] = vf_fma(poly[i], f[i], vf_set1(EXP2_POLY[term]));
-    UNROLL for (int i = 0; i < count; ++i) poly[i] = vf_fma(poly[i], f[i], vf_set1(1));
-    UNROLL for (int i = 0; i < count; ++i) d[i] = vf_mul(poly[i], power[i]);
+    UNROLL_FOR (int i = 0; i < count; ++i) d[i] = vf_max(floor, d[i]); /* this operand order keeps a NaN in d */
+    UNROLL_FOR (int i = 0; i < count; ++i) f[i] = split_power(d[i], factor, &power[i]);
+    UNROLL_FOR (int i = 0; i < count; ++i) poly[i] = vf_set1(EXP2_POLY[0]);
+    UNROLL_FOR (int term = 1; term < EXP2_TERMS; ++term)
+        UNROLL_FOR (int i = 0; i < count; ++i) poly[i] = vf_fma(poly[i], f[i], vf_set1(EXP2_POLY[term]));
+    UNROLL_FOR (int i = 0; i < count; ++i) poly[i] = vf_fma(poly[i], f[i], vf_set1(1));
+    UNROLL_FOR (int i = 0; i < count; ++i) d[i] = vf_mul(poly[i], power[i]);
 }
 static inline vf vf_exp(vf d, vf factor, vf floor)
 {
@@ -66,7 +66,7 @@ static inline vf vf_tanh(vf x)
     size = vf_select(vf_lt(vf_set1(20), size), vf_set1(20), size); /* keeps NaN */
     vf power, f = split_power(size, vf_set1((real)(2 * LOG2_E)), &power);
     vf poly = vf_set1(EXPM1_POLY[0]);
-    UNROLL for (int i = 1; i < EXPM1_TERMS; ++i) poly = vf_fma(poly, f, vf_set1(EXPM1_POLY[i]));
+    UNROLL_FOR (int i = 1; i < EXPM1_TERMS; ++i) poly = vf_fma(poly, f, vf_set1(EXPM1_POLY[i]));
     vf m = vf_fma(vf_mul(poly, f), power, vf_sub(power, vf_set1(1)));
     vf y = vf_div(m, vf_add(m, vf_set1(2)));
     return vf_select(vf_lt(x, vf_set1(0)), vf_sub(vf_set1(0), y), y);

@@ -2,7 +2,6 @@
 from libc.stdint cimport int64_t
 
 cdef extern from "sdpa.h" nogil:
-    int64_t SDPA_UNBOUNDED
     int SDPA_BOOL, SDPA_FLOAT32, SDPA_FLOAT64
 
     ctypedef struct sdpa_array:
@@ -13,9 +12,11 @@ cdef extern from "sdpa.h" nogil:
     ctypedef struct sdpa_problem:
         int64_t batches, heads, kv_heads, q_len, kv_len, dim, value_dim
         sdpa_array query, key, value, out, weights, lse, mask, bias
+        const int64_t *begin_shift
+        const int64_t *end_shift
+        ptrdiff_t shift_step
         const int64_t *q_offset
         const int64_t *kv_lengths
-        int64_t left, right
         double scale, softcap
         const double *sinks
         const double *alibi_slopes

@@ -15,12 +15,12 @@ from libc.string cimport memset
 
 cnp.import_array()
 
-UNBOUNDED = SDPA_UNBOUNDED
-
 
 # ---------------------------------------------------------------------------------------------------- the algorithm
 
-cdef void attend_blocks(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t, sdpa_step accumulate) noexcept nogil:
+cdef void attend_blocks(
+    const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t, sdpa_step accumulate
+) noexcept nogil:
     """softmax(Q K^T) V for the rows of one task, without the division by the sum."""
     cdef int64_t key = t.keys.begin // p.block_keys * p.block_keys
     kernel.begin(p, t)
@@ -47,7 +47,7 @@ cdef void run_task(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t ind
     sdpa_lay_out_scratch(p, kernel, scratch, &t)
     sdpa_enter_task(p, kernel, index, &t)
     attend_blocks(p, kernel, &t, kernel.accumulate)
-    # A hidden key weighs 0, but 0 * NaN is NaN: where NaN or inf came out and anything was hidden, do it again with care.
+    # A hidden key weighs 0, but 0 * NaN is NaN: where NaN or inf came out and anything was hidden, again with care.
     if t.hidden and not kernel.finite(p, &t):
         attend_blocks(p, kernel, &t, kernel.accumulate_seen)
     kernel.close_sums(p, &t)
@@ -179,7 +179,8 @@ cdef void set_sizes(sdpa_problem *p, cnp.ndarray query, cnp.ndarray key) noexcep
 def attend(
     Kernel kernel not None, cnp.ndarray query not None, cnp.ndarray key not None, *, cnp.ndarray value, cnp.ndarray out,
     cnp.ndarray weights, cnp.ndarray lse, cnp.ndarray mask, cnp.ndarray bias,
-    const int64_t[::1] q_offset, const int64_t[::1] kv_lengths, int64_t left, int64_t right,
+    const int64_t[::1] begin_shift, const int64_t[::1] end_shift,
+    const int64_t[::1] q_offset, const int64_t[::1] kv_lengths,
     double scale, double softcap, const double[:, ::1] sinks, const double[:, ::1] alibi_slopes, int threads,
 ):
     """Checked arguments in, `out` (or `weights`) and `lse` filled.  Arrays are 4-D, lse (B, H, M, 1); None: absent."""
@@ -201,6 +202,11 @@ def attend(
         p.mask = array_of(mask)
     if bias is not None:
         p.bias = array_of(bias)
+    p.shift_step = 1
+    if begin_shift is not None:
+        p.begin_shift = &begin_shift[0]
+    if end_shift is not None:
+        p.end_shift = &end_shift[0]
     if q_offset is not None:
         p.q_offset = &q_offset[0]
     if kv_lengths is not None:
@@ -209,15 +215,13 @@ def attend(
         p.sinks = &sinks[0, 0]
     if alibi_slopes is not None:
         p.alibi_slopes = &alibi_slopes[0, 0]
-    p.left = left
-    p.right = right
     p.scale = scale
     p.softcap = softcap
     run(&p, kernel.table(p.query.dtype), threads)
 
 
 def plan(Kernel kernel not None, dtype, int64_t batches, int64_t heads, int64_t kv_heads, int64_t q_len, int64_t kv_len,
-         int64_t dim, int64_t value_dim, int64_t right, int threads):
+         int64_t dim, int64_t value_dim, bint bounded, int threads):
     """How a problem of these sizes would be cut: (lanes, most rows and rows of a task, keys of a block, tasks, threads,
     bytes of scratch)."""
     cdef sdpa_problem p
@@ -227,7 +231,7 @@ def plan(Kernel kernel not None, dtype, int64_t batches, int64_t heads, int64_t 
     memset(&p, 0, sizeof(p))
     p.batches, p.heads, p.kv_heads, p.q_len, p.kv_len, p.dim, p.value_dim = (
         batches, heads, kv_heads, q_len, kv_len, dim, value_dim)
-    p.right = right
+    p.begin_shift = &p.q_len if bounded else NULL  # what it holds is not looked at
     tasks = cut_into_tasks(&p, table, &threads, &chunk)
     rows = min(table.rows, -(-q_len * (heads // max(kv_heads, 1)) // max(p.tasks_per_head, 1)))
     return (table.lanes, table.rows, rows, table.block_keys, tasks, threads,
@@ -275,6 +279,7 @@ def attend_plain(Kernel kernel not None, query, key, value, bint causal, threads
     cdef cnp.ndarray out
     cdef cnp.npy_intp shape[4]
     cdef int n, axis, threads = 1
+    cdef int64_t end_shift
     if type(query) is not cnp.ndarray or type(key) is not cnp.ndarray or type(value) is not cnp.ndarray:
         return None
     if not is_plain(query, key, value):
@@ -291,8 +296,9 @@ def attend_plain(Kernel kernel not None, query, key, value, bint causal, threads
     p.key = array_of(key)
     p.value = array_of(value)
     p.out = array_of(out)
-    p.left = SDPA_UNBOUNDED
-    p.right = 0 if causal else SDPA_UNBOUNDED
+    if causal:
+        end_shift = p.kv_len - p.q_len + 1
+        p.end_shift = &end_shift
     p.scale = 1 / sqrt(<double>p.dim)
     if p.batches * p.heads * p.q_len * p.kv_len * (p.dim + p.value_dim) >= SMALL:
         threads = threads_of(None)

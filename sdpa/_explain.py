@@ -30,8 +30,8 @@ class Explanation(NamedTuple):
 def explain(query, key, value, **options):
     """Which kernel a call of `attention` with these arguments uses, its blocks, threads, work, and the reasons.
 
-    flops count one multiplication and one addition per pair of query and key that geometry (causal, window, lengths) leaves
-    visible, per feature; bytes are those of query, key, value and the result, each once.
+    flops count a multiplication and an addition per feature of each pair of query and key that geometry (causal,
+    window, lengths) leaves visible; bytes are those of query, key, value and the result, each once.
 
     >>> import numpy as np, sdpa
     >>> x = np.zeros((1, 8, 512, 64), np.float32)

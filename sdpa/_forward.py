@@ -12,13 +12,13 @@ def attention(
 ):  # fmt: skip
     """Softmax-weighted mean of `value`, weighted by how well `query` matches `key`.
 
-    Axes: B batch, H query heads, G key/value heads (H a multiple of G), M queries, N keys, D and E sizes of a key and of
-    a value.  Query head h uses key/value head h // (H / G).
+    Axes: B batch, H query heads, G key/value heads (H a multiple of G), M queries, N keys, D and E sizes of a key and
+    of a value.  Query head h uses key/value head h // (H / G).
 
         query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)    out : (B, H, M, E)
 
-    With 2 axes B and H are 1 and absent, with 3 B is; more leading axes are batches; leading axes broadcast.  float32 or
-    float64; key and value may be narrower than query.  The result has the dtype of query and is laid out like it.
+    With 2 axes B and H are 1 and absent, with 3 B is; more leading axes are batches; leading axes broadcast.  float32
+    or float64; key and value may be narrower than query.  The result has the dtype of query and is laid out like it.
 
     Scores are `scale * (query . key)`, then `softcap * tanh(score / softcap)`, then `+ bias`, then
     `- alibi_slope * |distance|`, then masks.
@@ -33,7 +33,7 @@ def attention(
             1 1 1 1
 
     window : (left, right).  Sees keys from `position - left` to `position + right`; None: no bound.
-    q_offset : int, or one per batch.  Default N - M (with kv_lengths: kv_lengths - M): the last query sees the last key.
+    q_offset : int, or one per batch.  Default N - M, with kv_lengths kv_lengths - M: the last query sees the last key.
     kv_lengths : (B), int.  Keys at and past the length do not exist.
     scale : default 1 / sqrt(D).
     softcap : bounds the scores to (-softcap, softcap).
@@ -45,8 +45,8 @@ def attention(
 
     Returns
     -------
-    out, or (out, lse).  A query that sees no key gets zeros, and -inf as its lse.  What a hidden key holds, NaN included,
-    has no influence.
+    out, or (out, lse).  A query that sees no key gets zeros, and -inf as its lse.  What a hidden key holds, NaN
+    included, has no influence.
 
     >>> import numpy as np, sdpa
     >>> key = np.array([[0.0], [np.log(3.0)]])          # weights 1 and 3
@@ -77,8 +77,8 @@ def attention_weights(
 ):  # fmt: skip
     """The probabilities (B, H, M, N) with which `attention` weighs the values; options as there.
 
-    They take B * H * M * N numbers, which `attention` itself never holds.  With sinks a row sums to less than 1; the row of
-    a query that sees no key is 0.
+    They take B * H * M * N numbers, which `attention` itself never holds.  With sinks a row sums to less than 1; the
+    row of a query that sees no key is 0.
 
     >>> import numpy as np, sdpa
     >>> sdpa.attention_weights(np.array([[1.0]]), np.array([[0.0], [np.log(3.0)]]))
@@ -102,7 +102,7 @@ def merge(outs, lses, *, out=None):
     >>> import numpy as np, sdpa
     >>> q, k, v = np.ones((2, 4)), np.ones((6, 4)), np.arange(6.0)[:, None]
     >>> parts = [sdpa.attention(q, k[s], v[s], return_lse=True) for s in (slice(0, 2), slice(2, 6))]
-    >>> sdpa.merge(*zip(*parts))[0].tolist()
+    >>> sdpa.merge(*zip(*parts))[0].round(6).tolist()
     [[2.5], [2.5]]
     """
     outs, lses = [np.asarray(x) for x in outs], [np.asarray(x) for x in lses]
@@ -118,7 +118,9 @@ def merge(outs, lses, *, out=None):
                     f"all outs must be alike, and lses the same without the last axis"
                 )
     if out is not None:
-        check_out(out, outs[0].shape, outs[0].dtype, dict(enumerate_names("outs", outs), **enumerate_names("lses", lses)))
+        check_out(
+            out, outs[0].shape, outs[0].dtype, dict(enumerate_names("outs", outs), **enumerate_names("lses", lses))
+        )
     return _merge(outs, lses, np.empty_like(outs[0], subok=False) if out is None else out)
 
 
@@ -128,16 +130,18 @@ def enumerate_names(name, parts):
 
 def _merge(outs, lses, out):
     """sum of exp(lse) * out over the parts, divided by the sum of exp(lse)."""
+    seen = np.stack(lses) != -np.inf
     with np.errstate(invalid="ignore", divide="ignore"):
         lses = np.stack([x.astype(np.float64) for x in lses])
         high = lses.max(axis=0)
-        weights = np.exp(lses - np.where(high == -np.inf, 0, high))
+        high = np.where(high == -np.inf, 0, high)
+        weights = np.exp(lses - high)
         total = weights.sum(axis=0)
-        lse = (np.where(high == -np.inf, 0, high) + np.log(total)).astype(out.dtype)
+        lse = (high + np.log(total)).astype(out.dtype)
         weights = (weights / np.where(total == 0, 1, total)).astype(out.dtype)[..., None]
         out[...] = 0
-        for part, weight in zip(outs, weights):
-            np.add(out, part * weight, out=out, where=weight != 0)
+        for part, weight, sees in zip(outs, weights, seen):
+            np.add(out, part * weight, out=out, where=sees[..., None])
     return out, lse
 
 

@@ -46,14 +46,16 @@ class Problem:
         pairs = (*lead, heads, q_len, kv_len)
         self.mask = None if mask is None else self._mask(mask, pairs)
         self.bias = None if bias is None else self._bias(bias, pairs)
-        self.left, self.right = _window(window, causal)
         self.kv_lengths = None if kv_lengths is None else _lengths(kv_lengths, lead, kv_len)
-        self.q_offset = None if q_offset is None else _per_batch("q_offset", q_offset, lead)
+        self.q_offset = None if q_offset is None else _whole_numbers("q_offset", q_offset, lead)
+        self._place_window(*_window(window, causal))
         self.scale = _scale(scale, query.shape[-1])
         self.softcap = _softcap(softcap)
         self.sinks = None if sinks is None else _per_head("sinks", sinks, lead, heads)
         self.alibi_slopes = None if alibi_slopes is None else _per_head("alibi_slopes", alibi_slopes, lead, heads)
         self.threads = self._threads(threads)
+        small = {"q_offset": q_offset, "kv_lengths": kv_lengths, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        self.inputs.update((name, array) for name, array in small.items() if isinstance(array, np.ndarray))
 
     def _take_arrays(self, query, key, value):
         """Shapes agree; self.query, .key, .value have `lead` and three axes more."""
@@ -76,6 +78,21 @@ class Problem:
             q, k, v = self._broadcast_lead(q, k, v)
         self.lead, self.value_dim = q.shape[:-3], v.shape[-1]
         self.query, self.key, self.value = q, k, v
+
+    def _place_window(self, left, right):
+        """Query i sees keys from i + begin_shift up to, not including, i + end_shift; None: no bound."""
+        self.begin_shift = self.end_shift = None
+        if left is None and right is None:
+            return
+        offsets = self.q_offset
+        if offsets is None:
+            lengths = np.full(math.prod(self.lead), self.kv_len) if self.kv_lengths is None else self.kv_lengths
+            offsets = lengths - self.q_len
+        limit = self.q_len + self.kv_len + 1  # beyond it every query sees nothing, or everything
+        if left is not None:
+            self.begin_shift = _sum_within(limit, offsets, -left)
+        if right is not None:
+            self.end_shift = _sum_within(limit, offsets, right + 1)
 
     def _broadcast_lead(self, *arrays):
         try:
@@ -109,7 +126,8 @@ class Problem:
     def plan(self, kernel):
         return Plan(*_core.plan(
             kernel, self.dtype, math.prod(self.lead), self.heads, self.key.shape[-3], self.q_len, self.kv_len,
-            self.query.shape[-1], self.value_dim, self.right, self.threads,
+            self.query.shape[-1], self.value_dim, self.begin_shift is not None or self.end_shift is not None,
+            self.threads,
         ))  # fmt: skip
 
     def visible_pairs(self):
@@ -118,11 +136,10 @@ class Problem:
         lengths = np.full(batches, self.kv_len) if self.kv_lengths is None else self.kv_lengths
         pairs = 0
         for batch, length in enumerate(lengths.tolist()):
-            offset = length - self.q_len if self.q_offset is None else int(self.q_offset[batch])
-            position = np.arange(self.q_len, dtype=np.float64) + offset
-            begin = 0 if self.left == _core.UNBOUNDED else np.clip(position - self.left, 0, length)
-            end = length if self.right == _core.UNBOUNDED else np.clip(position + self.right + 1, 0, length)
-            pairs += int(np.maximum(end - begin, 0).sum() if self.q_len and np.ndim(end - begin) else self.q_len * length)
+            query = np.arange(self.q_len)
+            begin = 0 if self.begin_shift is None else np.clip(query + self.begin_shift[batch], 0, length)
+            end = length if self.end_shift is None else np.clip(query + self.end_shift[batch], 0, length)
+            pairs += int(np.sum(np.maximum(end - begin, 0) + 0 * query))
         return pairs * self.heads
 
     def trim(self, array):
@@ -153,30 +170,36 @@ class Problem:
             query, key, value, part_out, part_weights, mask, bias, part_lse = parts
             _core.attend(
                 kernel, query, key, value=value, out=part_out, weights=part_weights, lse=part_lse, mask=mask, bias=bias,
-                q_offset=None if self.q_offset is None else self.q_offset[batches],
-                kv_lengths=None if self.kv_lengths is None else self.kv_lengths[batches],
-                left=self.left, right=self.right, scale=self.scale, softcap=self.softcap,
-                sinks=None if self.sinks is None else self.sinks[batches],
-                alibi_slopes=None if self.alibi_slopes is None else self.alibi_slopes[batches],
-                threads=self.threads,
+                begin_shift=_part(self.begin_shift, batches), end_shift=_part(self.end_shift, batches),
+                q_offset=_part(self.q_offset, batches), kv_lengths=_part(self.kv_lengths, batches),
+                scale=self.scale, softcap=self.softcap, sinks=_part(self.sinks, batches),
+                alibi_slopes=_part(self.alibi_slopes, batches), threads=self.threads,
             )  # fmt: skip
+
+
+def _part(array, batches):
+    return None if array is None else array[batches]
 
 
 def _four_axes(array):
     """A view with axes for heads and batch; for the optional arrays, None stays None."""
     if array is None or array.ndim > 3:
         return array
-    return array.reshape((1,) * (4 - array.ndim) + array.shape) if array.flags.c_contiguous else array[(None,) * (4 - array.ndim)]
+    return (
+        array.reshape((1,) * (4 - array.ndim) + array.shape)
+        if array.flags.c_contiguous
+        else array[(None,) * (4 - array.ndim)]
+    )
 
 
 def _flat_batches(lead, arrays):
-    """Yields the arrays with exactly one leading axis, and which batches these are, without a copy: all at once where the
-    leading axes fold into one, else one slice of the first axes after the other."""
+    """Yields the arrays with exactly one leading axis, and which batches these are, without a copy: all at once where
+    the leading axes fold into one, else one slice of the first axes after the other."""
     if len(lead) == 1:
         yield arrays, slice(None)
         return
     if all(x is None or _folds(x.shape[: len(lead)], x.strides) for x in arrays):
-        yield [None if x is None else x.reshape(-1, *x.shape[-3:]) for x in arrays], slice(None)
+        yield [None if x is None else x.reshape(math.prod(lead), *x.shape[-3:]) for x in arrays], slice(None)
         return
     size = lead[-1]
     for number, index in enumerate(np.ndindex(*lead[:-1])):
@@ -193,7 +216,9 @@ def _float_array(name, array):
             raise TypeError(f"{name} is a masked array: give its data, and who may attend as mask")
         array = np.asarray(array)
     if array.dtype not in FLOATS or not array.dtype.isnative:
-        raise TypeError(f"{name} has dtype {array.dtype}: it must be {' or '.join(map(str, FLOATS))}, in native byte order")
+        raise TypeError(
+            f"{name} has dtype {array.dtype}: it must be {' or '.join(map(str, FLOATS))}, in native byte order"
+        )
     if array.ndim < 2 and name != "bias":
         raise ValueError(f"{name} has shape {array.shape}: it must have at least two axes")
     return array
@@ -222,39 +247,44 @@ def _broadcast(name, array, shape):
 
 
 def _window(window, causal):
-    """(left, right); causal is right = 0."""
+    """(left, right), None for no bound; causal is right = 0."""
     if causal is not True and causal is not False and not isinstance(causal, np.bool_):
         raise TypeError(f"causal is {causal!r}: it must be True or False")
-    left, right = _core.UNBOUNDED, _core.UNBOUNDED
-    if window is not None:
-        try:
-            left, right = (_core.UNBOUNDED if side is None else operator.index(side) for side in window)
-        except (TypeError, ValueError):
-            raise _bad_window(window) from None
-        left, right = (min(max(side, INT64.min), INT64.max) for side in (left, right))
-    return left, min(right, 0) if causal else right
+    left, right = (None, None) if window is None else _sides(window)
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    return left, right
 
 
-def _bad_window(window):
+def _sides(window):
     rule = "it must be (left, right), each a whole number or None"
-    sized = isinstance(window, (tuple, list)) and len(window) == 2
-    return (TypeError if sized or not hasattr(window, "__len__") else ValueError)(f"window is {window!r}: {rule}")
+    if not isinstance(window, (tuple, list)):
+        raise TypeError(f"window is {window!r}: {rule}")
+    if len(window) != 2:
+        raise ValueError(f"window is {window!r}: {rule}")
+    try:
+        return [None if side is None else operator.index(side) for side in window]
+    except TypeError:
+        raise TypeError(f"window is {window!r}: {rule}") from None
+
+
+def _sum_within(limit, numbers, number):
+    """numbers + number, clipped to +-limit, exact whatever their size."""
+    if numbers.size and max(abs(int(numbers.min())), abs(int(numbers.max())), abs(number)) >= 2**61:
+        numbers = numbers.astype(object)
+    return np.clip(numbers + number, -limit, limit).astype(np.int64)
 
 
 def _whole_numbers(name, given, lead):
+    """One for each batch, as int64."""
     numbers = np.asarray(given)
+    if numbers.dtype == object and all(isinstance(number, int) for number in numbers.flat):
+        raise ValueError(f"{name} is {given}: it must fit into 64 bits with a sign")
     if numbers.dtype.kind not in "iu":
         raise TypeError(f"{name} has dtype {numbers.dtype}: it must be a whole number, or one for each batch")
     if numbers.dtype == np.uint64 and (numbers > INT64.max).any():
         raise ValueError(f"{name} is {given}: it must fit into 64 bits with a sign")
     return np.ascontiguousarray(_broadcast(name, numbers.astype(np.int64), lead)).reshape(-1)
-
-
-def _per_batch(name, given, lead):
-    try:
-        return _whole_numbers(name, given, lead)
-    except OverflowError:
-        raise ValueError(f"{name} is {given}: it must fit into 64 bits with a sign") from None
 
 
 def _lengths(kv_lengths, lead, kv_len):

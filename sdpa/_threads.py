@@ -6,6 +6,8 @@ import os
 import threading
 from pathlib import Path
 
+MOST = max(64, 4 * (os.cpu_count() or 1))  # OpenMP ends the process where threads cannot be created
+
 _pool_started = False
 _orphan = None  # the thread that survived a fork after its OpenMP pool had started
 
@@ -37,9 +39,6 @@ def _wanted(threads):
     if shared.isdecimal() and int(shared) > 0:
         return min(int(shared), MOST)
     return usable_cpus()
-
-
-MOST = 4096  # more would only cost memory
 
 
 def usable_cpus():

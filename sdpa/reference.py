@@ -18,8 +18,9 @@ broadcast, and the result has as many axes as the largest of the three arrays.
     softmax  exp(score) of the visible keys, divided by their sum; sinks add exp(sink) to the sum
     out      the sum over the visible keys of weight * value
 
-A query that sees no key gets weights 0, output 0 and lse -inf, also with sinks. What a hidden key or value
-holds has no influence, NaN and inf included; what a visible one holds has the influence arithmetic gives it.
+A query that sees no key gets weights 0, output 0 and lse -inf, also with sinks. A key of size 0 (D = 0) is seen by
+no one. What a hidden key or value holds has no influence, NaN and inf included; what a visible one holds has the
+influence arithmetic gives it.
 """
 
 import operator
@@ -149,6 +150,7 @@ def probabilities(
     sinks = -np.inf if sinks is None else per_head("sinks", sinks, heads, dtype)
 
     seen = visible(shape, q_offset, kv_lengths, mask=mask, bias=bias, causal=causal, window=window)
+    seen &= query.shape[-1] > 0  # no features, nothing to match
     score = scores(query, key, q_offset, bias=bias, scale=scale, softcap=softcap, slopes=slopes)
     return seen, *softmax(score, seen, sinks)
 

@@ -1,0 +1,55 @@
+"""Types of the compiled module; _core.pyx holds the meaning."""
+
+from collections.abc import Callable
+from typing import Any, Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+OPENMP: Final[bool]
+COMPILER: Final[str]
+
+@final
+class Kernel:
+    @property
+    def name(self) -> str: ...
+
+def kernels() -> list[Kernel]: ...
+def attend(
+    kernel: Kernel,
+    query: NDArray[Any],
+    key: NDArray[Any],
+    *,
+    value: NDArray[Any] | None,
+    out: NDArray[Any] | None,
+    weights: NDArray[Any] | None,
+    lse: NDArray[Any] | None,
+    mask: NDArray[np.bool_] | None,
+    bias: NDArray[Any] | None,
+    begin_shift: NDArray[np.int64] | None,
+    end_shift: NDArray[np.int64] | None,
+    q_offset: NDArray[np.int64] | None,
+    kv_lengths: NDArray[np.int64] | None,
+    scale: float,
+    softcap: float,
+    sinks: NDArray[np.float64] | None,
+    alibi_slopes: NDArray[np.float64] | None,
+    threads: int,
+) -> None: ...
+def attend_plain(
+    kernel: Kernel, query: Any, key: Any, value: Any, causal: bool, threads_of: Callable[[None], int]
+) -> NDArray[Any] | None: ...
+def is_small(batches: int, heads: int, q_len: int, kv_len: int, dim: int, value_dim: int) -> bool: ...
+def plan(
+    kernel: Kernel,
+    dtype: np.dtype[Any],
+    batches: int,
+    heads: int,
+    kv_heads: int,
+    q_len: int,
+    kv_len: int,
+    dim: int,
+    value_dim: int,
+    bounded: bool,
+    threads: int,
+) -> tuple[int, int, int, int, int, int, int]: ...
