@@ -1,0 +1,155 @@
+/* One call of attention without Python: a problem on standard input, its result on standard output.
+ *
+ *     driver ISA THREADS < problem > result
+ *
+ * THREADS only decides how the rows are cut into tasks; they run one after the other.  The problem is a `header` and the
+ * arrays it announces, in the order in which main() takes them; tests/test_arm.py writes it.  Every array and the scratch
+ * of every task is an allocation of its own and of the exact size, so that a sanitizer sees what reads or writes too far.
+ * Nothing but scratch is freed. */
+#include "sdpa.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    int64_t real_bytes, batches, heads, kv_heads, q_len, kv_len, dim, value_dim;
+    int64_t weights, mask, bias, begin_shift, end_shift, q_offset, kv_lengths, sinks,
+        alibi_slopes; /* wanted, or present */
+    double scale, softcap;
+} header;
+
+static void fail(const char *why)
+{
+    fprintf(stderr, "driver: %s\n", why);
+    exit(1);
+}
+
+/* The next `bytes` of standard input; nothing is read, and NULL returned, where the array is absent. */
+static void *take(int present, size_t bytes)
+{
+    if (!present) return NULL;
+    void *data = malloc(bytes);
+    if (!data || fread(data, 1, bytes, stdin) != bytes) fail("the problem is shorter than its header says");
+    return data;
+}
+
+/* A contiguous (batch, heads, rows, columns). */
+static sdpa_array array_of(void *data, int dtype, int itemsize, int64_t heads, int64_t rows, int64_t columns)
+{
+    return (sdpa_array){
+        .data = data,
+        .batch = heads * rows * columns * itemsize,
+        .head = rows * columns * itemsize,
+        .row = columns * itemsize,
+        .column = itemsize,
+        .dtype = dtype,
+        .itemsize = itemsize,
+    };
+}
+
+/* From here to run_task: sdpa/_core.pyx in C. */
+static void attend_blocks(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t, sdpa_step accumulate)
+{
+    kernel->begin(p, t);
+    for (int64_t key = t->keys.begin / p->block_keys * p->block_keys; key < t->keys.end; key += p->block_keys)
+        if (sdpa_enter_block(p, kernel, key, t)) {
+            kernel->scores(p, t);
+            kernel->softmax_step(p, t);
+            accumulate(p, t);
+        }
+}
+
+static void write_weights(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t)
+{
+    for (int64_t key = t->keys.begin / p->block_keys * p->block_keys; key < t->keys.end; key += p->block_keys)
+        if (sdpa_enter_block(p, kernel, key, t)) {
+            kernel->scores(p, t);
+            kernel->write_weights(p, t);
+        }
+}
+
+static void run_task(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t index, char *scratch)
+{
+    sdpa_task t;
+    sdpa_lay_out_scratch(p, kernel, scratch, &t);
+    sdpa_enter_task(p, kernel, index, &t);
+    attend_blocks(p, kernel, &t, kernel->accumulate);
+    if (t.hidden && !kernel->finite(p, &t)) attend_blocks(p, kernel, &t, kernel->accumulate_seen);
+    kernel->close_sums(p, &t);
+    if (p->weights.data)
+        write_weights(p, kernel, &t);
+    else
+        kernel->write_out(p, &t);
+}
+
+static void run(sdpa_problem *p, const sdpa_kernel *kernel, int threads)
+{
+    sdpa_task sizes;
+    p->block_keys = kernel->block_keys;
+    p->tasks_per_head = sdpa_tasks_per_head(p, kernel, threads);
+    const size_t bytes = sdpa_lay_out_scratch(p, kernel, NULL, &sizes);
+    for (int64_t task = 0; task < p->batches * p->kv_heads * p->tasks_per_head; ++task) {
+        char *scratch = aligned_alloc(64, bytes);
+        if (!scratch) fail("out of memory");
+        memset(scratch, 0xff, bytes); /* NaN: what is used without having been set shows */
+        run_task(p, kernel, task, scratch);
+        free(scratch);
+    }
+}
+
+static const sdpa_kernel *find(const char *isa, int64_t real_bytes)
+{
+    for (int i = 0; sdpa_kernels[i]; ++i)
+        if (!strcmp(sdpa_kernels[i]->isa, isa) && sdpa_kernels[i]->real_bytes == real_bytes && sdpa_cpu_runs(isa))
+            return sdpa_kernels[i];
+    fail("no such kernel on this CPU");
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    header h;
+    if (argc != 3) fail("usage: driver ISA THREADS < problem > result");
+    if (fread(&h, sizeof h, 1, stdin) != 1) fail("no header");
+    const int real = (int)h.real_bytes, dtype = real == 4 ? SDPA_FLOAT32 : SDPA_FLOAT64;
+    const int64_t rows = h.batches * h.heads * h.q_len, keys = h.batches * h.kv_heads * h.kv_len;
+    const int64_t per_head = h.batches * h.heads * (int64_t)sizeof(double),
+                  per_batch = h.batches * (int64_t)sizeof(int64_t);
+
+    sdpa_problem p = {
+        .batches = h.batches,
+        .heads = h.heads,
+        .kv_heads = h.kv_heads,
+        .q_len = h.q_len,
+        .kv_len = h.kv_len,
+        .dim = h.dim,
+        .value_dim = h.value_dim,
+        .shift_step = 1,
+        .scale = h.scale,
+        .softcap = h.softcap,
+    };
+    p.query = array_of(take(1, rows * h.dim * real), dtype, real, h.heads, h.q_len, h.dim);
+    p.key = array_of(take(1, keys * h.dim * real), dtype, real, h.kv_heads, h.kv_len, h.dim);
+    p.value = array_of(take(1, keys * h.value_dim * real), dtype, real, h.kv_heads, h.kv_len, h.value_dim);
+    p.mask = array_of(take(h.mask, rows * h.kv_len), SDPA_BOOL, 1, h.heads, h.q_len, h.kv_len);
+    p.bias = array_of(take(h.bias, rows * h.kv_len * real), dtype, real, h.heads, h.q_len, h.kv_len);
+    p.begin_shift = take(h.begin_shift, per_batch);
+    p.end_shift = take(h.end_shift, per_batch);
+    p.q_offset = take(h.q_offset, per_batch);
+    p.kv_lengths = take(h.kv_lengths, per_batch);
+    p.sinks = take(h.sinks, per_head);
+    p.alibi_slopes = take(h.alibi_slopes, per_head);
+
+    const int64_t width = h.weights ? h.kv_len : h.value_dim;
+    const sdpa_array result = array_of(calloc(rows * width, real), dtype, real, h.heads, h.q_len, width);
+    if (h.weights)
+        p.weights = result;
+    else
+        p.out = result;
+    p.lse = array_of(calloc(rows, real), dtype, real, h.heads, h.q_len, 1);
+    run(&p, find(argv[1], h.real_bytes), atoi(argv[2]));
+    fwrite(result.data, real, rows * width, stdout);
+    fwrite(p.lse.data, real, rows, stdout);
+    return 0;
+}

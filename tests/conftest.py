@@ -1,0 +1,206 @@
+"""What the tests of the engine share: kernels, arrays, layouts, and the unit in which errors are measured."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdpa import _core, _kernels, reference
+
+ROOT = Path(__file__).resolve().parent.parent
+inf, nan = np.inf, np.nan
+DTYPES = {"float32": (np.float32, np.float32), "float64": (np.float64, np.float64), "mixed": (np.float64, np.float32)}
+
+
+@pytest.fixture(params=_core.kernels(), ids=lambda kernel: kernel.name)
+def kernel(request, monkeypatch):
+    """Every test that takes this fixture runs once per instruction set."""
+    monkeypatch.setattr(_kernels, "default", request.param)
+    return request.param
+
+
+def draw(B=2, H=4, G=2, M=37, N=133, D=20, E=12, dtype=np.float32, kv_dtype=None, seed=0):
+    """Query, key and value with normal elements."""
+    normal = np.random.default_rng(seed).standard_normal
+    kv_dtype = dtype if kv_dtype is None else kv_dtype
+    shapes = ((B, H, M, D), dtype), ((B, G, N, D), kv_dtype), ((B, G, N, E), kv_dtype)
+    return [normal(shape).astype(of) for shape, of in shapes]
+
+
+# Accuracy.
+
+
+def units(actual, exact, scale, dtype):
+    """Largest error in roundings of `scale`, which is what the same weights give for |value|: the size of what was
+    summed, element by element."""
+    unit = np.finfo(dtype).eps * np.maximum(scale, np.finfo(dtype).tiny)
+    return float((np.abs(actual - exact) / unit).max(initial=0))
+
+
+def exactly(dtype):
+    """A dtype in which the oracle's own error does not count."""
+    return np.float64 if dtype == np.float32 else np.longdouble
+
+
+def judge(out, lse, query, key, value, **options):
+    """`out` and `lse` are as accurate as NumPy in the same dtype: at most twice its error, plus a rounding floor.
+
+    The floor grows with the number of keys, as sums in one order do; NumPy's products over few rows use several orders.
+    """
+    floor = 4 + np.sqrt(key.shape[-2]) / 16
+    dtype = query.dtype.type
+    exact, exact_lse = reference.attention(query, key, value, return_lse=True, dtype=exactly(dtype), **options)
+    naive, naive_lse = reference.attention(query, key, value, return_lse=True, dtype=dtype, **options)
+    scale = reference.attention(query, key, np.abs(value), dtype=exactly(dtype), **options)
+    assert out.dtype == lse.dtype == dtype and out.shape == exact.shape and lse.shape == exact_lse.shape
+    assert units(out, exact, scale, dtype) <= 2 * units(naive, exact, scale, dtype) + floor
+    blind = np.isneginf(exact_lse)
+    assert (np.isneginf(lse) == blind).all() and (out[blind] == 0).all()
+    seen = [np.where(blind, 0, x) for x in (lse, exact_lse, naive_lse)]
+    size = 1 + np.abs(seen[1])
+    assert units(seen[0], seen[1], size, dtype) <= 2 * units(seen[2], seen[1], size, dtype) + floor
+
+
+def assert_same_bits(actual, expected):
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype
+    bits = f"u{actual.dtype.itemsize}"
+    actual, expected = (np.ascontiguousarray(x).view(bits) for x in (actual, expected))
+    np.testing.assert_array_equal(actual, expected)
+
+
+# Options by name, made for B = 2, H = 4 (G = 2) and any M and N.
+
+GEOMETRY = {
+    "causal": lambda B, H, M, N: dict(causal=True),
+    "window": lambda B, H, M, N: dict(window=(N // 3, 4)),
+    "window of the past": lambda B, H, M, N: dict(window=(40, -2)),
+    "open window": lambda B, H, M, N: dict(window=(None, 3)),
+    "offset": lambda B, H, M, N: dict(q_offset=N // 2 - M // 2),
+    "offset per batch": lambda B, H, M, N: dict(q_offset=np.array([N - M - 5, -2])),
+    "lengths": lambda B, H, M, N: dict(kv_lengths=np.array([N // 2, max(N - 1, 0)])),
+    "lengths with 0": lambda B, H, M, N: dict(kv_lengths=np.array([0, N])),
+}
+SEEN = {
+    "mask": lambda B, H, M, N: dict(mask=rng(1).random((B, H, M, N)) < 0.6),
+    "mask of keys": lambda B, H, M, N: dict(mask=rng(2).random((B, 1, 1, N)) < 0.6),
+    "mask of rows": lambda B, H, M, N: dict(mask=rng(3).random((M, 1)) < 0.6),
+    "mask of whole blocks": lambda B, H, M, N: dict(mask=np.arange(N) % 256 >= 128),
+    "bias": lambda B, H, M, N: dict(bias=rng(4).standard_normal((B, H, M, N))),
+    "bias of heads": lambda B, H, M, N: dict(bias=rng(5).standard_normal((H, 1, N)).astype(np.float32)),
+    "bias that hides": lambda B, H, M, N: dict(bias=np.where(rng(6).random((M, N)) < 0.4, -inf, 0.5)),
+}
+SCORES = {
+    "scale": lambda B, H, M, N: dict(scale=0.3),
+    "scale below 0": lambda B, H, M, N: dict(scale=-0.25),
+    "scale 0": lambda B, H, M, N: dict(scale=0),
+    "softcap": lambda B, H, M, N: dict(softcap=1.5),
+    "wide softcap": lambda B, H, M, N: dict(softcap=1e4),
+    "sinks": lambda B, H, M, N: dict(sinks=np.linspace(-3, 6, H)),
+    "alibi": lambda B, H, M, N: dict(alibi_slopes=np.linspace(-0.05, 0.5, H)),
+    "alibi per batch": lambda B, H, M, N: dict(alibi_slopes=rng(7).random((B, H))),
+}
+OPTIONS = {"nothing": lambda B, H, M, N: {}} | GEOMETRY | SEEN | SCORES
+
+
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+def options_for(query, key, *names):
+    """The named options, for the sizes of these arrays."""
+    together = {}
+    for name in names:
+        together |= OPTIONS[name](*query.shape[:-1], key.shape[-2])
+    return together
+
+
+# Layouts: each gives an array of the same shape and dtype that lies differently in memory; those that broadcast
+# repeat elements, so tests compare with a contiguous copy of what they get.
+
+
+def backwards(axis):
+    def layout(x):
+        return x if -axis > x.ndim else np.flip(np.ascontiguousarray(np.flip(x, axis)), axis)
+
+    return layout
+
+
+def every(axis, step):
+    def layout(x):
+        if -axis > x.ndim:
+            return x
+        wide = np.full(tuple(n * step if i == x.ndim + axis else n for i, n in enumerate(x.shape)), 77, x.dtype)
+        view = wide[(Ellipsis, slice(None, None, step), *[slice(None)] * (-axis - 1))]
+        view[...] = x
+        return view
+
+    return layout
+
+
+def repeated(axis):
+    def layout(x):
+        return x if -axis > x.ndim or not x.shape[axis] else np.broadcast_to(x.take([0], axis), x.shape)
+
+    return layout
+
+
+def heads_inside(x):
+    """As (B, S, H, D) seen as (B, H, S, D)."""
+    return x if x.ndim < 3 else np.ascontiguousarray(x.swapaxes(-3, -2)).swapaxes(-3, -2)
+
+
+def read_only(x):
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+def in_records(x):
+    """A field of packed records: neither aligned nor adjacent."""
+    records = np.zeros(x.shape, np.dtype([("before", "u1"), ("x", x.dtype)]))
+    records["x"] = x
+    return records["x"]
+
+
+def off_by_a_byte(x):
+    """Adjacent, not aligned."""
+    view = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    view[...] = x
+    return view
+
+
+LAYOUTS = {
+    "contiguous": np.ascontiguousarray,
+    "heads inside": heads_inside,
+    "Fortran order": np.asfortranarray,
+    "columns backwards": backwards(-1),
+    "rows backwards": backwards(-2),
+    "heads backwards": backwards(-3),
+    "batches backwards": backwards(-4),
+    "every third column": every(-1, 3),
+    "every second row": every(-2, 2),
+    "one column": repeated(-1),
+    "one row": repeated(-2),
+    "one head": repeated(-3),
+    "one batch": repeated(-4),
+    "read-only": read_only,
+    "in records": in_records,
+    "off by a byte": off_by_a_byte,
+}
+
+
+# Other processes.
+
+
+def run_python(code, timeout=60, **environment):
+    """What `code` prints in a Python of its own."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SDPA_", "OMP_"))} | environment
+    paths = [str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    done = subprocess.run([sys.executable, "-c", code], env=env, timeout=timeout, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}\n{done.stderr}")
+    return done.stdout.strip()

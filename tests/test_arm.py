@@ -1,0 +1,192 @@
+"""The C kernels without Python (arm/driver.c): built for Arm and run under qemu, and here with sanitizers."""
+
+import os
+import runpy
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sdpa
+from sdpa import reference
+from sdpa._problem import Problem
+
+ROOT = Path(__file__).parents[1]
+CC, ARM_CC, QEMU = os.environ.get("CC", "cc"), "aarch64-linux-gnu-gcc", "qemu-aarch64"
+INF, NAN = np.inf, np.nan
+
+
+# Each shape is (B, H, G, M, N, D, E), the sizes chosen for the tails they leave in rows, blocks of keys and features.
+CASES = {
+    "one": ((1, 1, 1, 1, 1, 1, 1), {}),
+    "tails": ((2, 3, 3, 37, 203, 19, 13), {}),
+    "two key blocks": ((1, 2, 2, 70, 300, 64, 64), {}),
+    "grouped heads": ((2, 6, 2, 21, 150, 40, 24), {"causal": True}),
+    "causal": ((1, 2, 1, 67, 67, 16, 16), {"causal": True}),
+    "causal, more queries than keys": ((1, 1, 1, 90, 40, 8, 9), {"causal": True}),
+    "window": ((1, 2, 2, 80, 260, 12, 20), {"window": (9, 3)}),
+    "left window": ((1, 1, 1, 50, 200, 12, 7), {"window": (70, None), "causal": True}),
+    "offset": ((2, 1, 1, 33, 150, 6, 5), {"causal": True, "q_offset": [0, -10]}),
+    "lengths": ((3, 2, 1, 31, 141, 10, 11), {"kv_lengths": [0, 17, 141]}),
+    "mask": ((2, 2, 2, 35, 170, 16, 16), {"mask": 0.3}),
+    "mask of a padded batch": ((2, 2, 2, 35, 170, 16, 16), {"mask": "padding"}),
+    "bias": ((1, 3, 3, 30, 155, 9, 10), {"bias": True}),
+    "softcap": ((1, 2, 2, 30, 100, 16, 16), {"softcap": 2.5}),
+    "scale": ((1, 2, 2, 30, 100, 16, 16), {"scale": -0.7}),
+    "alibi": ((2, 4, 2, 30, 100, 16, 16), {"alibi_slopes": True, "causal": True}),
+    "sinks": ((2, 4, 2, 30, 100, 16, 16), {"sinks": True}),
+    "NaN in hidden keys and values": ((1, 2, 2, 40, 140, 16, 15), {"causal": True, "nan_from": 120}),
+    "NaN in masked keys and values": ((1, 2, 1, 40, 140, 16, 15), {"mask": 0.3, "nan_from": 133}),
+    "all at once": (
+        (2, 4, 2, 45, 180, 24, 17),
+        {
+            "causal": True, "window": (60, None), "kv_lengths": [180, 95], "mask": 0.8, "bias": True, "softcap": 4.0,
+            "alibi_slopes": True, "sinks": True, "scale": 0.3,
+        },
+    ),
+}  # fmt: skip
+
+
+def draw(case, dtype):
+    """(query, key, value) and the options of `sdpa.reference.attention`."""
+    (B, H, G, M, N, D, E), given = CASES[case]
+    options = dict(given)
+    random = np.random.default_rng(1)
+    query, key, value = (random.standard_normal(s).astype(dtype) for s in ((B, H, M, D), (B, G, N, D), (B, G, N, E)))
+    if options.get("mask") == "padding":
+        options["mask"] = np.broadcast_to(np.arange(N) < np.array([N, 20])[:B, None, None, None], (B, H, M, N))
+    elif "mask" in options:
+        options["mask"] = random.random((B, H, M, N)) < options["mask"]
+    if "bias" in options:
+        bias = random.standard_normal((B, H, M, N)).astype(dtype)
+        options["bias"] = np.where(random.random(bias.shape) < 0.1, dtype(-INF), bias)
+    if "alibi_slopes" in options:
+        options["alibi_slopes"] = random.random((B, H))
+    if "sinks" in options:
+        options["sinks"] = random.standard_normal((B, H))
+    if "nan_from" in options:
+        start = options.pop("nan_from")
+        key[:, :, start:], value[:, :, start:] = NAN, INF
+        if "mask" in options:
+            options["mask"][..., start:] = False
+    for name in ("q_offset", "kv_lengths"):
+        if name in options:
+            options[name] = np.array(options[name], np.int64)
+    return (query, key, value), options
+
+
+def written(arrays, options, weights):
+    """The problem as the driver reads it."""
+    query, _, value = arrays
+    problem = Problem(*arrays, **options)
+    optional = {
+        "mask": problem.mask,
+        "bias": problem.bias,
+        "begin_shift": problem.begin_shift,
+        "end_shift": problem.end_shift,
+        "q_offset": problem.q_offset,
+        "kv_lengths": problem.kv_lengths,
+        "sinks": problem.sinks,
+        "alibi_slopes": problem.alibi_slopes,
+    }
+    (B, H, M, D), (_, G, N, E) = query.shape, value.shape
+    integers = [query.itemsize, B, H, G, M, N, D, E, weights, *(array is not None for array in optional.values())]
+    numbers = [options.get("scale", D**-0.5), options.get("softcap", 0)]
+    parts = [np.array(integers, np.int64), np.array(numbers, np.float64), *arrays]
+    parts += [array for array in optional.values() if array is not None]
+    return b"".join(part.tobytes() for part in parts)  # in C order, whatever their strides
+
+
+def check(command, case, dtype, *, weights=False):
+    """Runs the driver on the named problem and compares what it says with the oracle."""
+    arrays, options = draw(case, dtype)
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # the driver frees nothing but scratch
+    run = subprocess.run(command, input=written(arrays, options, weights), capture_output=True, env=environment)
+    assert run.returncode == 0 and not run.stderr, run.stderr.decode(errors="replace")
+    exact, exact_lse = reference.attention(*arrays, **options, return_lse=True)
+    if weights:
+        exact = reference.attention_weights(*arrays[:2], **options)
+    result = np.frombuffer(run.stdout, dtype)
+    assert result.size == exact.size + exact_lse.size
+    tolerance = {"rtol": 1e-5, "atol": 4e-6} if dtype == np.float32 else {"rtol": 1e-12, "atol": 1e-13}
+    np.testing.assert_allclose(result[: exact.size].reshape(exact.shape), exact, **tolerance)
+    np.testing.assert_allclose(result[exact.size :].reshape(exact_lse.shape), exact_lse, **tolerance)
+
+
+def build(folder, compiler, isas, flags):
+    """The driver and the kernels, with the flags that setup.py has for each instruction set."""
+    known = runpy.run_path(str(ROOT / "setup.py"))["ISAS"]
+    flags = ["-std=c11", "-Wall", "-Wextra", f"-I{ROOT / 'csrc'}", *flags]
+    have = [f"-DSDPA_HAVE_{isa}" for isa in isas]
+    jobs = [(ROOT / "csrc" / "kernel.c", [f"-DSDPA_ISA_{isa}", f"-DSDPA_REAL_BYTES={size}", *known[isa].flags])
+            for isa in isas for size in (4, 8)]  # fmt: skip
+    jobs += [(ROOT / "csrc" / "kernel.c", ["-DSDPA_ISA_baseline", f"-DSDPA_REAL_BYTES={size}"]) for size in (4, 8)]
+    jobs += [(source, have) for source in (ROOT / "csrc/dispatch.c", ROOT / "csrc/task.c", ROOT / "tests/arm/driver.c")]
+
+    def compile_one(number, source, more):
+        subprocess.run([compiler, *flags, *more, "-c", source, "-o", folder / f"{number}.o"], check=True)
+        return folder / f"{number}.o"
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(lambda job: compile_one(job[0], *job[1]), enumerate(jobs)))
+    subprocess.run([compiler, *flags, *objects, "-o", folder / "driver", "-lm"], check=True)
+    return str(folder / "driver")
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory):
+    """The command that runs the driver on a simulated Arm CPU."""
+    for tool, package in ((ARM_CC, "gcc-aarch64-linux-gnu and libc6-dev-arm64-cross"), (QEMU, "qemu-user")):
+        if not shutil.which(tool):
+            pytest.skip(f"{tool} is not installed (Debian: {package})")
+    return [QEMU, build(tmp_path_factory.mktemp("arm"), ARM_CC, ["neon"], ["-O2", "-static"])]
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory):
+    """The command that runs the driver on this CPU, with every access and every operation checked."""
+    folder = tmp_path_factory.mktemp("sanitized")
+    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    (folder / "probe.c").write_text("int main(void) { return 0; }\n")
+    probe = subprocess.run([CC, *flags, folder / "probe.c", "-o", folder / "probe"], capture_output=True)
+    if probe.returncode or subprocess.run([folder / "probe"], capture_output=True).returncode:
+        pytest.skip(f"{CC} has no address and undefined-behaviour sanitizers here")
+    return [build(folder, CC, [isa for isa in sdpa.kernels() if isa != "baseline"], flags)]
+
+
+DTYPES = [np.float32, np.float64]
+every_case = pytest.mark.parametrize("case", CASES)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+every_arm_isa = pytest.mark.parametrize("isa", ["neon", "baseline"])
+every_isa = pytest.mark.parametrize("isa", sdpa.kernels())
+
+
+@every_case
+@every_dtype
+@every_arm_isa
+def test_arm(arm, isa, dtype, case):
+    check([*arm, isa, "1"], case, dtype)
+
+
+@every_dtype
+@every_arm_isa
+def test_arm_weights_and_other_cuts(arm, isa, dtype):
+    check([*arm, isa, "1"], "all at once", dtype, weights=True)
+    check([*arm, isa, "16"], "causal", dtype)
+
+
+@every_case
+@every_dtype
+@every_isa
+def test_sanitized(sanitized, isa, dtype, case):
+    check([*sanitized, isa, "1"], case, dtype)
+
+
+@every_dtype
+@every_isa
+def test_sanitized_weights_and_other_cuts(sanitized, isa, dtype):
+    check([*sanitized, isa, "1"], "all at once", dtype, weights=True)
+    check([*sanitized, isa, "16"], "causal", dtype)

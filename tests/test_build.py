@@ -1,0 +1,166 @@
+"""The build: what it leaves, with which compilers it works, and that it compiles what has changed."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import sdpa
+from sdpa import _core
+
+ROOT = Path(__file__).parents[1]
+CC = os.environ.get("CC", "cc")
+CHECK = """
+import json, numpy as np, sdpa
+x = np.random.default_rng(0).standard_normal((3, 2, 300, 24), np.float32)
+for kernel in sdpa.kernels():
+    error = abs(sdpa.attention(x, x, x, causal=True, threads=2) - sdpa.reference.attention(x, x, x, causal=True)).max()
+    assert error < 1e-5, error
+print(json.dumps(sdpa.build_info()))
+"""
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the compilers are shell scripts here")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A copy of what the build needs.  All tests build in it, so nothing of one build may survive in the next."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in ("sdpa", "csrc"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, copy)
+    return copy
+
+
+def build(source, **environment):
+    """Builds in place; returns what the compiler and setuptools said."""
+    run = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"],
+        cwd=source, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout
+    assert "error:" not in run.stdout, run.stdout  # what compilers say about probes
+    return run.stdout
+
+
+def build_info(source, python=sys.executable, **environment):
+    """That the build in `source` computes the right numbers, and what it says about itself."""
+    run = subprocess.run(
+        [python, "-c", CHECK], cwd=source, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def compiler_without(folder, *flags):
+    """A compiler that does not know the flags."""
+    script = folder / f"cc-without{''.join(flags)}"
+    script.write_text(f"""#!/bin/sh
+for arg; do
+    case $arg in {"|".join(flags)}) echo "error: unknown option $arg" >&2; exit 1 ;; esac
+done
+exec {CC} "$@"
+""")
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_compiler_without_openmp(source, tmp_path):
+    log = build(source, CC=compiler_without(tmp_path, "-fopenmp"))
+    assert re.findall("warning: .*OpenMP", log) and "kernel is left out" not in log
+    info = build_info(source)
+    assert info["openmp"] is False
+    assert info["kernels"] == sdpa.kernels()
+
+
+def test_compiler_without_avx512(source, tmp_path):
+    if "avx512" not in sdpa.kernels():
+        pytest.skip("this CPU has no AVX-512")
+    log = build(source, CC=compiler_without(tmp_path, "-mavx512f"))
+    assert re.findall("warning: .*avx512 kernel is left out", log) and "OpenMP" not in log
+    info = build_info(source)
+    assert info["kernels"] == [kernel for kernel in sdpa.kernels() if kernel != "avx512"]
+    assert info["openmp"] == _core.OPENMP
+
+
+def test_clang(source):
+    if not shutil.which("clang"):
+        pytest.skip("clang is not installed")
+    build(source, CC="clang", LDSHARED="clang -shared", SDPA_WERROR="1")
+    info = build_info(source)
+    assert "clang" in info["compiler"].lower()
+    assert info["kernels"] == sdpa.kernels()
+
+
+def test_sanitizers(source):
+    libraries = [
+        subprocess.run([CC, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    if not all(Path(library).is_file() for library in libraries):
+        pytest.skip(f"{CC} has no libasan.so and libubsan.so")
+    build(source, SDPA_SANITIZE="address,undefined", SDPA_WERROR="1")
+    # Python frees nothing at its end.
+    info = build_info(source, LD_PRELOAD=" ".join(libraries), ASAN_OPTIONS="detect_leaks=0")
+    assert info["kernels"] == sdpa.kernels()
+
+
+def test_changed_source_is_compiled(source):
+    log = build(source)
+    assert "warning" not in log
+    assert build_info(source)["openmp"] == _core.OPENMP  # and none of the builds above is left
+    for header in ("csrc/sdpa.h", "csrc/load.h"):
+        text = (source / header).read_text()
+        (source / header).write_text(text + "#error changed\n")
+        with pytest.raises(AssertionError, match="#error changed"):
+            build(source)
+        (source / header).write_text(text)
+
+
+def test_wheel_needs_only_numpy(source, tmp_path):
+    """An isolated build, as `pip install .` makes it, in an environment with nothing but NumPy."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    run = subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, source], capture_output=True, text=True)
+    if "Could not find a version" in run.stderr:
+        pytest.skip("the build requirements cannot be fetched")
+    assert run.returncode == 0, run.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+
+    archive = zipfile.ZipFile(wheel)
+    modules = {f"sdpa/{path.name}" for pattern in ("*.py", "*.pyi") for path in (ROOT / "sdpa").glob(pattern)}
+    compiled = f"sdpa/_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == modules | {compiled, "sdpa/py.typed"}
+    metadata = archive.read(f"sdpa-{sdpa.__version__}.dist-info/METADATA").decode()
+    needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
+    assert [re.split("[ :<>=]+", line)[1] for line in needed] == ["numpy"]
+
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    subprocess.run([*pip, "--python", python, "install", "--quiet", wheel], check=True, capture_output=True)
+    assert build_info(tmp_path, python)["kernels"] == sdpa.kernels()
+
+
+def test_nothing_leaks_into_other_libraries():
+    if not shutil.which("nm"):
+        pytest.skip("nm is not installed")
+    symbols = subprocess.run(["nm", "-D", "--defined-only", _core.__file__], capture_output=True, text=True, check=True)
+    names = {line.split()[-1] for line in symbols.stdout.splitlines()}
+    assert {name for name in names if not name.startswith("_")} == {"PyInit__core"}
+
+
+@pytest.mark.parametrize("flag", ["-march=native", "-mtune=native", "-ffast-math", "-Ofast", "-funsafe-math"])
+def test_flags_that_break_wheels_or_nan_are_nowhere(flag):
+    files = [ROOT / "setup.py", ROOT / "pyproject.toml", ROOT / "Makefile", *ROOT.glob("csrc/*.[ch]")]
+    assert not [file.name for file in files if flag in file.read_text()]
+    assert flag not in shlex.split(os.environ.get("CFLAGS", ""))

@@ -1,0 +1,89 @@
+"""`python -m sdpa`, as a user calls it."""
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import sdpa
+from sdpa import _demo
+
+
+def command(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "sdpa", *arguments], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def table(*, kernel, threads):
+    """The demo's rows by name: milliseconds of NumPy and sdpa, ratio, difference, kernel, threads."""
+    run = command("demo", SDPA_KERNEL=kernel, SDPA_NUM_THREADS=threads)
+    assert run.returncode == 0, run.stderr
+    pattern = re.compile(r"(\S.*?)  +\d+ x .*?  +(\S+) ms +(\S+) ms +(\S+) x +(\S+) +(\w+) +(\d+)$")
+    rows = [match.groups() for match in map(pattern.match, run.stdout.splitlines()) if match]
+    return {name: (*map(float, numbers), used, int(count)) for name, *numbers, used, count in rows}
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return table(kernel=sdpa.kernels()[0], threads="2")
+
+
+def test_info_shows_build_info():
+    run = command("info")
+    assert run.returncode == 0, run.stderr
+    lines = dict(line.split(maxsplit=1) for line in run.stdout.replace("usable cpus", "usable_cpus").splitlines())
+    assert lines.keys() == sdpa.build_info().keys()
+    assert lines["kernels"].split(", ") == sdpa.kernels()
+    assert lines["version"] == sdpa.__version__
+
+
+def test_demo_has_a_row_for_each_call(demo):
+    assert list(demo) == list(_demo.CALLS)
+
+
+def test_demo_finds_the_numbers_of_numpy(demo):
+    for name, (_, _, _, difference, _, _) in demo.items():
+        assert difference < (1e-12 if "float64" in name else 1e-5)
+
+
+def test_demo_ratio_is_that_of_its_times(demo):
+    for numpys, ours, ratio, *_ in demo.values():
+        assert ours > 0
+        assert ratio == pytest.approx(numpys / ours, abs=0.06, rel=0.02 + 0.006 / ours)
+
+
+def test_demo_names_the_kernel_and_the_threads_in_use(demo):
+    assert {(kernel, threads) for *_, kernel, threads in demo.values()} == {(sdpa.kernels()[0], 2)}
+    forced = table(kernel="baseline", threads="1")
+    assert {(kernel, threads) for *_, kernel, threads in forced.values()} == {("baseline", 1)}
+    # Other arithmetic rounds otherwise, and takes longer: the numbers come from this run.
+    assert [row[3] for row in forced.values()] != [row[3] for row in demo.values()] or sdpa.kernels() == ["baseline"]
+
+
+def test_demo_shows_what_it_measured(monkeypatch, capsys):
+    monkeypatch.setattr(_demo, "CALLS", {"one": ((1, 1, 1, 4, 4, 8), np.float32, {})})
+    times = iter([0.002, 0.050])
+    monkeypatch.setattr(_demo, "best_time", lambda call: next(times))
+    monkeypatch.setattr(_demo, "plain_attention", lambda query, key, value: sdpa.attention(query, key, value) + 0.25)
+    _demo.demo()
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("one"))
+    assert re.findall(r"50\.00 ms +2\.00 ms +25\.0 x +2\.5e-01", line)
+
+
+@pytest.mark.parametrize("arguments", [(), ("nothing",), ("demo", "--fast"), ("info", "more")])
+def test_usage_errors(arguments):
+    run = command(*arguments)
+    assert run.returncode == 2
+    assert not run.stdout
+    assert "usage: python -m sdpa" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_help():
+    run = command("--help")
+    assert run.returncode == 0
+    assert "info" in run.stdout and "demo" in run.stdout

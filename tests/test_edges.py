@@ -1,0 +1,196 @@
+"""The edges of the contract: rows that see nothing, NaN and inf, empty axes."""
+
+import numpy as np
+import pytest
+from conftest import OPTIONS, SCORES, assert_same_bits, draw, inf, nan, options_for
+
+import sdpa
+from sdpa import reference
+
+BLIND = {  # no row sees a key, of 133
+    "mask": dict(mask=np.zeros((), bool)),
+    "mask of all pairs": dict(mask=np.zeros((2, 4, 37, 133), bool)),
+    "bias": dict(bias=np.full((37, 133), -inf, np.float32)),
+    "lengths": dict(kv_lengths=np.array([0, 0])),
+    "causal": dict(causal=True, q_offset=-37),
+    "window before": dict(window=(None, -140), q_offset=0),
+    "window behind": dict(window=(-140, None), q_offset=0),
+    "empty window": dict(window=(0, -1)),
+    "mask and length": dict(mask=np.arange(133) >= 50, kv_lengths=50),
+    "mask and causal": dict(mask=np.arange(133) >= 37, causal=True, q_offset=0),
+    "bias and window": dict(bias=np.where(np.arange(133) < 60, -inf, 1.0), window=(2, 2), q_offset=5),
+}
+
+
+@pytest.mark.parametrize("more", ["nothing", *SCORES])
+@pytest.mark.parametrize("options", BLIND.values(), ids=BLIND)
+def test_rows_that_see_no_key(kernel, options, more):
+    query, key, value = draw()
+    query[0, 0] = key[0, 0] = value[1, 0] = nan
+    key[1, 1] = value[0, 0] = inf
+    options = options | options_for(query, key, more)
+    out, lse = sdpa.attention(query, key, value, return_lse=True, **options)
+    assert (out == 0).all() and (lse == -inf).all()
+    assert (sdpa.attention_weights(query, key, **options) == 0).all()
+
+
+@pytest.mark.parametrize("more", ["nothing", "sinks", "softcap", "bias"])
+def test_some_rows_see_no_key(kernel, more):
+    """More queries than keys, causal: the first stand before all keys."""
+    arrays = draw(M=90, N=35)
+    options = options_for(*arrays[:2], more)
+    out, lse = sdpa.attention(*arrays, causal=True, return_lse=True, **options)
+    assert (out[:, :, :55] == 0).all() and (lse[:, :, :55] == -inf).all()
+    assert (out[:, :, 55:] != 0).all() and np.isfinite(lse[:, :, 55:]).all()
+
+
+# What a hidden key holds.  Each case hides `j` from row `i` in its own way: 133 keys, 37 queries.
+
+ROW, COLUMN = np.arange(37)[:, None], np.arange(133)
+HIDDEN = {
+    "mask of keys": (dict(mask=COLUMN % 5 > 1), (COLUMN % 5 <= 1) & (ROW >= 0)),
+    "mask": (dict(mask=(ROW + COLUMN) % 3 > 0), (ROW + COLUMN) % 3 == 0),
+    "mask of a block": (dict(mask=COLUMN >= 128), (COLUMN < 128) & (ROW >= 0)),
+    "bias": (
+        dict(bias=np.where((COLUMN % 9 > 4) & ((ROW + COLUMN) % 4 > 0), 0.5, -inf)),
+        (COLUMN % 9 <= 4) | ((ROW + COLUMN) % 4 == 0),
+    ),
+    "causal": (dict(causal=True), ROW + 96 < COLUMN),
+    "causal, top left": (dict(causal=True, q_offset=0), ROW < COLUMN),
+    "window": (dict(window=(20, 1)), (ROW + 76 > COLUMN) | (ROW + 97 < COLUMN)),
+    "lengths": (dict(kv_lengths=100), (COLUMN >= 100) & (ROW >= 0)),
+    "all together": (
+        dict(mask=COLUMN != 40, causal=True, window=(50, None), kv_lengths=120, bias=np.where(COLUMN == 70, -inf, 0.0)),
+        (COLUMN == 40) | (ROW + 83 < COLUMN) | (ROW + 33 > COLUMN) | (COLUMN >= 120) | (COLUMN == 70),
+    ),
+}
+MORE = ["nothing", "softcap", "scale below 0", "alibi", "sinks"]
+
+
+@pytest.mark.parametrize("garbage", [nan, inf, -inf, 3e38])
+@pytest.mark.parametrize("more", MORE)
+@pytest.mark.parametrize("options, hidden", HIDDEN.values(), ids=HIDDEN)
+def test_garbage_in_keys_that_nobody_sees_changes_no_bit(kernel, options, hidden, more, garbage):
+    query, key, value = draw()
+    options = options | options_for(query, key, more)
+    clean = sdpa.attention(query, key, value, return_lse=True, **options)
+    weights = sdpa.attention_weights(query, key, **options)
+    nobody = hidden.all(axis=0)
+    key[:, :, nobody] = value[:, :, nobody] = garbage
+    for actual, expected in zip(sdpa.attention(query, key, value, return_lse=True, **options), clean):
+        assert np.isfinite(expected).all()
+        assert_same_bits(actual, expected)
+    assert_same_bits(sdpa.attention_weights(query, key, **options), weights)
+
+
+@pytest.mark.parametrize("place", ["key", "value", "both"])
+@pytest.mark.parametrize("garbage", [nan, inf, -inf])
+@pytest.mark.parametrize("options, hidden", HIDDEN.values(), ids=HIDDEN)
+def test_garbage_reaches_the_rows_that_see_it_and_no_other(kernel, options, hidden, garbage, place):
+    query, key, value = draw()
+    clean = sdpa.attention(query, key, value, return_lse=True, **options)
+    planted = [3, 41, 77, 110, 129]
+    if place != "value":
+        key[0, 1, planted] = garbage
+    if place != "key":
+        value[0, 1, planted] = garbage
+    out, lse = sdpa.attention(query, key, value, return_lse=True, **options)
+    struck = np.zeros(lse.shape, bool)
+    struck[0, 2:] = ~hidden[:, planted].all(axis=1)  # heads 2 and 3 share key head 1
+    assert_same_bits(out[~struck], clean[0][~struck])
+    assert_same_bits(lse[~struck], clean[1][~struck])
+    expected, expected_lse = reference.attention(query, key, value, return_lse=True, **options)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-4, atol=1e-5)
+    if place != "key" and struck.any():
+        assert not np.isfinite(out[struck]).any()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("garbage", [nan, inf, -inf])
+def test_garbage_as_in_the_oracle(kernel, garbage, name):
+    """One element of V: one feature is struck."""
+    query, key, value = draw()
+    value[1, 0, 64, 5] = garbage
+    options = options_for(query, key, name)
+    expected = reference.attention(query, key, value, **options)
+    np.testing.assert_allclose(sdpa.attention(query, key, value, **options), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["nothing", "causal", "mask", "bias", "softcap", "sinks", "alibi", "scale below 0"])
+def test_nan_in_a_query_stays_in_its_row(kernel, name):
+    query, key, value = draw()
+    options = options_for(query, key, name)
+    clean = sdpa.attention(query, key, value, return_lse=True, **options)
+    query[1, 2, 30, 4] = nan
+    results = sdpa.attention(query, key, value, return_lse=True, **options)
+    others = np.ones(clean[1].shape, bool)
+    others[1, 2, 30] = False
+    for result, expected in zip(results, clean):
+        assert_same_bits(result[others], expected[others])
+        assert np.isnan(result[1, 2, 30]).all()
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "mask", "bias that hides", "lengths"])
+def test_a_hidden_key_weighs_0_in_a_row_of_nan(kernel, name):
+    query, key, _ = draw()
+    options = options_for(query, key, name)
+    query[1, 2, 30] = nan
+    expected = reference.attention_weights(query, key, **options)
+    np.testing.assert_allclose(sdpa.attention_weights(query, key, **options), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("sinks", [None, np.zeros(1)], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("score", [inf, -inf, nan])
+def test_a_visible_score_that_is_not_finite(kernel, score, sinks):
+    key = np.array([[score], [0.0], [1.0]], np.float32)
+    arrays = np.ones((2, 1), np.float32), key, np.array([[1.0], [2], [3]], np.float32)
+    results = sdpa.attention(*arrays, return_lse=True, sinks=sinks)
+    for actual, expected in zip(results, reference.attention(*arrays, return_lse=True, sinks=sinks)):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+def test_all_visible_scores_are_minus_inf(kernel):
+    key = np.full((3, 1), -inf, np.float32)
+    arrays = np.ones((2, 1), np.float32), key, np.ones((3, 1), np.float32)
+    out, lse = sdpa.attention(*arrays, return_lse=True)
+    assert (out == 0).all() and (lse == -inf).all()
+
+
+@pytest.mark.parametrize("hide", ["mask", "lengths"])
+def test_nan_in_bias_and_slopes_of_hidden_keys(kernel, hide):
+    query, key, value = draw(M=19, N=40)
+    bias = np.where(np.arange(40) < 25, 0.5, nan)
+    options = dict(mask=np.arange(40) < 25) if hide == "mask" else dict(kv_lengths=25)
+    out = sdpa.attention(query, key, value, bias=bias, **options)
+    assert_same_bits(out, sdpa.attention(query, key, value, bias=np.nan_to_num(bias), **options))
+
+
+# Empty axes.
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
+@pytest.mark.parametrize("empty", ["H", "HG", "M", "N", "D", "E", "DE", "MD", "NE", "HGMNDE"])
+def test_empty_axes(kernel, empty, lead, causal):
+    size = dict(H=4, G=2, M=3, N=5, D=3, E=2) | dict.fromkeys(empty, 0)
+    H, G, M, N, D, E = size.values()
+    query, key, value = (np.ones((*lead, *x), np.float32) for x in [(H, M, D), (G, N, D), (G, N, E)])
+    out, lse = sdpa.attention(query, key, value, causal=causal, return_lse=True, sinks=np.ones(H))
+    assert out.shape == (*lead, H, M, E) and lse.shape == (*lead, H, M)
+    assert (out == 0).all() and ((lse == -inf).all() if 0 in (N, D) else np.isfinite(lse).all())
+    assert_same_bits(sdpa.attention(query, key, value, causal=causal), np.zeros_like(out) if out.size == 0 or N * D == 0
+                     else np.ones_like(out))  # fmt: skip
+    weights = sdpa.attention_weights(query, key, causal=causal, mask=np.ones((M, N), bool), bias=np.zeros((M, N)))
+    assert weights.shape == (*lead, H, M, N)
+    assert D or (weights == 0).all()
+    assert sdpa.explain(query, key, value, causal=causal).flops >= 0
+
+
+@pytest.mark.parametrize("lead", [(0,), (0, 2), (2, 0)], ids=str)
+def test_no_batches(kernel, lead):
+    query = key = np.ones((*lead, 4, 3, 5), np.float32)
+    out, lse = sdpa.attention(query, key, key, return_lse=True, kv_lengths=np.ones(lead, int), mask=np.ones(3, bool))
+    assert out.shape == query.shape and lse.shape == query.shape[:-1]
+    assert sdpa.attention(query, key, key).shape == query.shape
+    assert sdpa.attention_weights(query, key).shape == (*lead, 4, 3, 3)

@@ -1,0 +1,174 @@
+"""What a call reads and writes: inputs, `out`, and numbers at the limits of 64 bits."""
+
+import sys
+
+import numpy as np
+import pytest
+from conftest import LAYOUTS, assert_same_bits, draw, nan, rng, run_python
+
+import sdpa
+from sdpa import reference
+
+
+def test_inputs_are_never_written(kernel):
+    arrays = dict(zip(["query", "key", "value"], draw(M=70, N=140)))
+    arrays["value"][0, 0, 5] = nan
+    options = dict(
+        mask=rng(0).random((70, 140)) < 0.8, bias=rng(1).standard_normal((4, 1, 140)), q_offset=np.array([70, 2]),
+        kv_lengths=np.array([140, 90]), sinks=np.ones(4), alibi_slopes=np.ones((2, 4)),
+    )  # fmt: skip
+    everything = arrays | options
+    before = {name: x.copy() for name, x in everything.items()}
+    for x in everything.values():
+        x.flags.writeable = False
+    sdpa.attention(**everything, causal=True)
+    sdpa.attention_weights(**{name: x for name, x in everything.items() if name != "value"}, causal=True)
+    for name, x in everything.items():
+        assert x.tobytes() == before[name].tobytes(), name
+
+
+def test_query_is_key_is_value(kernel):
+    x = draw(G=4, N=70, D=16, E=16)[1]
+    for y in (x, x.swapaxes(1, 2), x[..., ::-1]):
+        assert_same_bits(sdpa.attention(y, y, y), sdpa.attention(y.copy(), y.copy(), y.copy()))
+
+
+def test_inputs_that_overlap_in_part(kernel):
+    packed = rng(0).standard_normal((40, 3 * 16 - 4)).astype(np.float32)
+    views = packed[:30, :16], packed[5:, 8:24], packed[5:, 20:30]
+    assert_same_bits(sdpa.attention(*views), sdpa.attention(*[x.copy() for x in views]))
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if not name.startswith("one ") and name != "read-only"])
+def test_out_is_filled_and_returned(kernel, layout):
+    arrays = draw()
+    expected = sdpa.attention(*arrays)
+    out = LAYOUTS[layout](np.full(expected.shape, nan, np.float32))
+    assert sdpa.attention(*arrays, out=out) is out
+    assert_same_bits(out, expected)
+    result, lse = sdpa.attention(*arrays, out=out, return_lse=True)
+    assert result is out and lse.shape == expected.shape[:-1]
+
+
+def test_nothing_around_out_is_written(kernel):
+    arrays = draw(M=35, E=13)
+    around = np.full((2, 4, 37, 15), 7, np.float32)
+    sdpa.attention(*arrays, out=around[:, :, 1:-1, 1:-1])
+    inside = np.zeros(around.shape, bool)
+    inside[:, :, 1:-1, 1:-1] = True
+    assert (around[~inside] == 7).all() and (around[inside] != 7).all()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "heads inside", "Fortran order"])
+def test_out_is_laid_out_like_query(kernel, layout):
+    query, key, value = draw(E=20)
+    query = LAYOUTS[layout](query)
+    assert sdpa.attention(query, key, value).strides == np.empty_like(query).strides
+
+
+def overlapping():
+    memory = np.ones((4, 8, 8))
+    memory[0, 0, 0] = 0  # as an integer, too
+    first = memory[0, 0]
+    return memory, {
+        "query": memory[:, ::-1],
+        "key": memory[:2],
+        "value": memory[::2],
+        "mask": memory[0].view(bool)[:, :8],
+        "bias": memory[1],
+        "sinks": first[:4],
+        "alibi_slopes": first[4:],
+        "kv_lengths": first[:1].view(np.int64).reshape(()),
+        "q_offset": first[:1].view(np.int64).reshape(()),
+    }
+
+
+@pytest.mark.parametrize("name", overlapping()[1])
+def test_out_that_overlaps_an_input(name):
+    arrays = dict(query=np.ones((4, 8, 8)), key=np.ones((2, 8, 8)), value=np.ones((2, 8, 8)))
+    out, views = overlapping()
+    before = out.copy()
+    with pytest.raises(ValueError, match=f"out overlaps {name}"):
+        sdpa.attention(**arrays | {name: views[name]}, out=out)
+    assert_same_bits(out, before)
+
+
+def test_out_may_lie_between_the_elements_of_an_input(kernel):
+    memory = np.ones((2, 4, 8, 6), np.float32)
+    query, out = memory[..., ::2], memory[..., 1::2]
+    assert sdpa.attention(query, query.copy(), query.copy(), out=out) is out
+
+
+GUARD = """
+import ctypes, mmap
+import numpy as np, sdpa
+PAGE = mmap.PAGESIZE
+protect = ctypes.CDLL(None, use_errno=True).mprotect
+protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
+def guarded(x, at_end):
+    \"\"\"A copy between two pages that cannot be touched, close to one of them.\"\"\"
+    inner = -(-x.nbytes // PAGE) * PAGE
+    memory = mmap.mmap(-1, inner + 2 * PAGE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    offset = PAGE + (inner - x.nbytes if at_end else 0)
+    view = np.frombuffer(memory, x.dtype, x.size, offset).reshape(x.shape)
+    view[...] = x
+    assert protect(start, PAGE, 0) == protect(start + PAGE + inner, PAGE, 0) == 0
+    return view
+
+normal = np.random.default_rng(0).standard_normal
+for at_end in True, False:
+    for dtype in np.float32, np.float64:
+        for M, N, D, E in [(1, 1, 1, 1), (5, 7, 3, 2), (17, 19, 9, 33), (33, 130, 20, 11), (70, 150, 64, 64)]:
+            arrays = [guarded(normal(shape).astype(dtype), at_end) for shape in [(2, M, D), (1, N, D), (1, N, E)]]
+            mask, bias = guarded(normal((M, N)) < 1, at_end), guarded(normal((2, M, N)).astype(dtype), at_end)
+            out = guarded(np.zeros((2, M, E), dtype), at_end)
+            turned = [guarded(np.ascontiguousarray(x.swapaxes(-1, -2)), at_end).swapaxes(-1, -2) for x in arrays]
+            for given in arrays, turned:
+                sdpa.attention(*given)
+                sdpa.attention(*given, out=out, causal=True)
+                sdpa.attention(*given, out=out, mask=mask, bias=bias, window=(9, 3))
+                sdpa.attention(*given, out=out, mask=mask[:1], kv_lengths=(N + 1) // 2)
+                sdpa.attention_weights(*given[:2], mask=mask)
+            given[2][..., -1, -1] = np.nan
+            sdpa.attention(*given, out=out, causal=True)
+print("nothing was touched")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no mprotect")
+@pytest.mark.parametrize("name", sdpa.kernels())
+def test_nothing_beside_the_arrays_is_touched(name):
+    assert run_python(GUARD, SDPA_KERNEL=name) == "nothing was touched"
+
+
+# Enormous numbers.
+
+HUGE = [2**62, 2**63 - 1, -(2**62), -(2**63) + 1, -(2**63), 10**30, -(10**30)]
+
+
+@pytest.mark.parametrize("offset", [None, 0, 2**62, 2**63 - 1, -(2**62), -(2**63)])
+@pytest.mark.parametrize("side", HUGE)
+@pytest.mark.parametrize("other", [None, 0, "same"])
+@pytest.mark.parametrize("left", [True, False], ids=["left", "right"])
+def test_enormous_windows_and_offsets(kernel, side, offset, other, left):
+    arrays = draw(1, 1, 1, M=5, N=6, D=2, E=2)
+    other = side if other == "same" else other
+    options = dict(window=(side, other) if left else (other, side), q_offset=offset)
+    out, lse = sdpa.attention(*arrays, return_lse=True, **options)
+    expected, expected_lse = reference.attention(*arrays, return_lse=True, **options)
+    assert (np.isneginf(lse) == np.isneginf(expected_lse)).all()
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("offset", [2**62, 2**63 - 1, -(2**62), -(2**63)])
+def test_enormous_offsets_with_causal_and_alibi(kernel, offset):
+    out, lse = sdpa.attention(*draw(M=5, N=6), causal=True, q_offset=offset, alibi_slopes=np.ones(4), return_lse=True)
+    assert np.isfinite(out).all() and (np.isneginf(lse) == (offset < 0)).all()
+
+
+@pytest.mark.parametrize("offset", [2**63, -(2**63) - 1, 10**30, -(10**30)])
+def test_offsets_beyond_64_bits_are_refused(offset):
+    with pytest.raises(ValueError, match=f"q_offset.*{offset}"):
+        sdpa.attention(*draw(M=5, N=6), q_offset=offset)

@@ -1,0 +1,279 @@
+"""How many threads are used, and that threads and processes of the caller do no harm."""
+
+import math
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from conftest import assert_same_bits, draw, run_python
+
+import sdpa
+from sdpa import _core, _threads
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+needs_openmp = pytest.mark.skipif(not _core.OPENMP, reason="built without OpenMP: there is one thread")
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="there is no /proc to count threads in")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for name in "SDPA_NUM_THREADS", "OMP_NUM_THREADS":
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    "environment, given, expected",
+    [
+        (dict(SDPA_NUM_THREADS="3"), None, 3),
+        (dict(OMP_NUM_THREADS="5"), None, 5),
+        (dict(SDPA_NUM_THREADS="3", OMP_NUM_THREADS="5"), None, 3),
+        (dict(SDPA_NUM_THREADS="3", OMP_NUM_THREADS="5"), 2, 2),
+        (dict(SDPA_NUM_THREADS="bad"), 2, 2),
+        (dict(OMP_NUM_THREADS="4,2"), None, 4),
+        (dict(OMP_NUM_THREADS=" 4 "), None, 4),
+        (dict(SDPA_NUM_THREADS="", OMP_NUM_THREADS="5"), None, 5),
+    ],
+    ids=str,
+)
+def test_order_of_precedence(monkeypatch, environment, given, expected):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert _threads.count(given) == expected
+    assert sdpa.explain(*draw(8, 8, 8, 64, 512), threads=given).threads == expected
+
+
+@pytest.mark.parametrize("value", ["bad", "0", "-2", "1.5", "2 threads"])
+def test_a_bad_number_of_ours_is_an_error(monkeypatch, value):
+    monkeypatch.setenv("SDPA_NUM_THREADS", value)
+    with pytest.raises(ValueError, match=f"SDPA_NUM_THREADS is '{value}'.*1 or more"):
+        sdpa.attention(*draw(8, 8, 8, 64, 512))
+
+
+@pytest.mark.parametrize("value", ["bad", "0", "-2", ""])
+def test_a_bad_number_of_others_is_ignored(monkeypatch, value):
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert _threads.count() == _threads.usable_cpus()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
+def test_affinity():
+    code = """
+import os, sdpa
+cpus = sorted(os.sched_getaffinity(0))
+for n in range(1, len(cpus) + 1):
+    os.sched_setaffinity(0, cpus[:n])
+    print(n == sdpa._threads.usable_cpus() == sdpa._threads.count() == sdpa.build_info()["usable_cpus"])
+"""
+    if _threads.cpu_quota() < len(os.sched_getaffinity(0)):
+        pytest.skip("a CPU quota binds tighter than affinity here")
+    assert set(run_python(code).split()) == {"True"}
+
+
+def files(folder, **contents):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in contents.items():
+        (folder / name.replace("__", ".")).write_text(text + "\n")
+
+
+@pytest.mark.parametrize(
+    "limits, quota",
+    [
+        ({}, math.inf),
+        ({"": "max 100000"}, math.inf),
+        ({"a/b": "max 100000"}, math.inf),
+        ({"a/b": "200000 100000"}, 2),
+        ({"a/b": "150000 100000"}, 2),
+        ({"a/b": "10000 100000"}, 1),
+        ({"a": "300000 100000", "a/b": "max 100000"}, 3),
+        ({"a": "100000 100000", "a/b": "400000 100000"}, 1),
+        ({"": "200000 50000"}, 4),
+        ({"a/b": "nonsense"}, math.inf),
+        ({"c": "100000 100000"}, math.inf),
+    ],
+    ids=str,
+)
+def test_quota_of_control_groups_2(tmp_path, limits, quota):
+    for group, text in limits.items():
+        files(tmp_path / "root" / group, cpu__max=text)
+    files(tmp_path, own="0::/a/b")
+    assert _threads.cpu_quota(tmp_path / "root", tmp_path / "own") == quota
+
+
+@pytest.mark.parametrize(
+    "group, limit, quota",
+    [("a/b", "250000", 3), ("a", "100000", 1), ("", "200000", 2), ("a/b", "-1", math.inf), ("c", "100000", math.inf)],
+)
+def test_quota_of_control_groups_1(tmp_path, group, limit, quota):
+    files(tmp_path / "root" / "cpu,cpuacct" / group, cpu__cfs_quota_us=limit, cpu__cfs_period_us="100000")
+    files(tmp_path / "root" / "memory" / "a/b", cpu__cfs_quota_us="100000", cpu__cfs_period_us="100000")
+    files(tmp_path, own="5:memory:/a/b\n4:cpu,cpuacct:/a/b\n1:name=systemd:/a/b")
+    assert _threads.cpu_quota(tmp_path / "root", tmp_path / "own") == quota
+
+
+def test_no_control_groups(tmp_path):
+    assert _threads.cpu_quota(tmp_path, tmp_path / "nothing") == math.inf
+
+
+def test_the_tighter_of_quota_and_affinity(monkeypatch):
+    monkeypatch.setattr(_threads, "_QUOTA", 1)
+    assert _threads.usable_cpus() == 1
+    monkeypatch.setattr(_threads, "_QUOTA", math.inf)
+    assert _threads.usable_cpus() >= 1
+
+
+def test_any_number_of_threads():
+    arrays = draw(1, 2, 2)
+    expected = sdpa.attention(*arrays, threads=1)
+    for threads in (2, 7, 10**30):
+        assert_same_bits(sdpa.attention(*arrays, threads=threads), expected)
+
+
+def test_calls_from_eight_python_threads_at_once(kernel):
+    problems = [draw(1, 2, 1, 100 + n, 300, 16, 16, seed=n) for n in range(8)]
+    expected = [sdpa.attention(*arrays, causal=True, threads=1) for arrays in problems]
+    start = threading.Barrier(8)
+
+    def work(n):
+        start.wait(30)
+        return [sdpa.attention(*problems[n], causal=True, threads=1 + n % 3) for _ in range(10)]
+
+    with ThreadPoolExecutor(8) as pool:
+        for results, right in zip(pool.map(work, range(8)), expected):
+            for result in results:
+                assert_same_bits(result, right)
+
+
+@pytest.mark.parametrize("options", [{}, dict(softcap=1.0)], ids=["short way", "long way"])
+def test_the_gil_is_released(options, monkeypatch):
+    """Another thread counts.  It gets the GIL only when somebody lets go of it: nobody is interrupted."""
+    monkeypatch.setenv("SDPA_NUM_THREADS", "1")
+    arrays = draw(1, 8, 8, 512, 1024, 64, 64)
+    counted, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            counted[0] += 1
+            time.sleep(0)
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=count)
+    try:
+        sys.setswitchinterval(100)
+        thread.start()
+        before = counted[0]
+        for _ in range(5):
+            sdpa.attention(*arrays, **options)
+        during = counted[0] - before
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert during > 5
+
+
+START = """
+import os, signal, sys, threading
+import numpy as np, sdpa
+x = np.random.default_rng(0).standard_normal((1, 4, 300, 32)).astype(np.float32)
+def right(threads=3):
+    return bool((sdpa.attention(x, x, x, threads=threads) == expected).all())
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # a child that hangs dies of it
+        os._exit(0 if work() else 9)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+expected = sdpa.attention(x, x, x, threads=1)
+"""
+
+FORKS = {
+    "before any parallel call": "print(in_child(right))",
+    "after a parallel call": "right(); print(in_child(right), in_child(right)); assert right()",
+    "after a call without options": """
+os.environ['SDPA_NUM_THREADS'] = '2'
+sdpa.attention(x, x, x)
+print(in_child(right))""",
+    "of a fork": "right(); print(in_child(lambda: right() and in_child(right) == 0))",
+    "of a fork that was parallel": "print(in_child(lambda: right() and in_child(right) == 0))",
+    "and threads in the child": """
+right()
+def work():
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(right())) for _ in range(3)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    return results == [True] * 3 and right()
+print(in_child(work))""",
+    "from another thread": """
+right()
+results = []
+thread = threading.Thread(target=lambda: results.append(right() and in_child(right)))
+thread.start()
+thread.join()
+print(*results)""",
+    "while another thread computes": """
+stop = threading.Event()
+def work():
+    while not stop.is_set():
+        right()
+thread = threading.Thread(target=work)
+thread.start()
+print(*[in_child(right) for _ in range(5)])
+stop.set()
+thread.join()""",
+    "of multiprocessing": """
+import multiprocessing
+right()
+with multiprocessing.get_context('fork').Pool(2) as pool:
+    print(*[0 if same else 1 for same in pool.map_async(right, [2, 3, 1, 2]).get(timeout=30)])""",
+}
+
+
+@needs_fork
+@pytest.mark.parametrize("code", FORKS.values(), ids=FORKS)
+def test_fork(code):
+    assert set(run_python(START + code).split()) == {"0"}
+
+
+COUNT = """
+import os, numpy as np, sdpa
+def started(M, **options):
+    before = len(os.listdir('/proc/self/task'))
+    x = np.ones((1, 2, M, 64), np.float32)
+    sdpa.attention(x, x, x, **options)
+    return len(os.listdir('/proc/self/task')) - before
+"""
+
+
+@needs_proc
+@needs_openmp
+def test_small_calls_start_no_threads():
+    code = COUNT + "print(started(8), started(8, scale=1.0), started(8, threads=1), started(2000))"
+    assert run_python(code, SDPA_NUM_THREADS="2") == "0 0 0 1"
+
+
+@needs_proc
+@needs_openmp
+def test_one_thread_starts_none():
+    assert run_python(COUNT + "print(started(1000))", SDPA_NUM_THREADS="1") == "0"
+
+
+@needs_proc
+@needs_openmp
+def test_the_state_of_openmp_is_not_changed():
+    code = """
+import ctypes, numpy as np, sdpa
+paths = {line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line or 'libomp' in line}
+omp = [lib for lib in map(ctypes.CDLL, paths) if hasattr(lib, 'omp_get_max_threads')]
+def state():
+    return [[f() for f in (lib.omp_get_max_threads, lib.omp_get_dynamic, lib.omp_get_max_active_levels)] for lib in omp]
+before = state()
+x = np.ones((1, 8, 300, 32), np.float32)
+for threads in (3, 1, 2):
+    sdpa.attention(x, x, x, threads=threads)
+print(len(omp) > 0, state() == before)
+"""
+    assert run_python(code, OMP_NUM_THREADS="5") == "True True"
