@@ -1,0 +1,65 @@
+# Everything runs in a virtual environment of its own, .venv; the files in .venv/done say what is up to date in it.
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+DONE := .venv/done
+SOURCES := setup.py $(wildcard csrc/*.[ch] sdpa/*.pyx sdpa/*.pxd)
+C_FILES := $(wildcard csrc/*.[ch] tests/arm/*.c benchmarks/*.c)
+
+export PATH := $(VENV)/bin:$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help:
+	@echo 'make demo     a few calls against plain NumPy: the same numbers, and how much faster'
+	@echo 'make test     all tests'
+	@echo 'make bench    the benchmarks, with the peers that are installed in .venv (ARGS="--only prefill")'
+	@echo 'make smoke    the benchmarks, shortened, as a test'
+	@echo 'make lint     check the style, the stub, and that the compiler has no warnings'
+	@echo 'make format   format Python and C'
+	@echo 'make clean    remove what was built, and .venv'
+
+$(DONE)/venv:
+	$(PYTHON) -m venv .venv
+	mkdir -p $(DONE)
+	touch $@
+
+# The build requirements stay in .venv, so that a change in csrc/ is compiled without asking the network.
+$(DONE)/built: $(DONE)/venv pyproject.toml $(SOURCES)
+	python -m pip install --quiet 'setuptools>=77' 'cython>=3.1' 'numpy>=2'
+	python -m pip install --quiet --no-build-isolation --editable .
+	touch $@
+
+# The project is installed already: what follows adds what an extra names.
+$(DONE)/test $(DONE)/dev: $(DONE)/%: $(DONE)/built pyproject.toml
+	python -m pip install --quiet 'sdpa[$*]'
+	touch $@
+
+demo: $(DONE)/built
+	@python -m sdpa demo
+
+test: $(DONE)/test
+	python -m pytest
+
+bench: $(DONE)/built
+	python -m benchmarks.compare $(ARGS)
+
+smoke: $(DONE)/test
+	python -m pytest benchmarks --benchmark-disable
+
+lint: $(DONE)/dev
+	ruff check
+	ruff format --check
+	clang-format --dry-run --Werror $(C_FILES)
+	cython-lint sdpa/*.pyx sdpa/*.pxd
+	mypy
+	python -m mypy.stubtest sdpa._core --ignore-missing-stub --mypy-config-file pyproject.toml
+	SDPA_WERROR=1 python setup.py --quiet build_ext --build-lib build/werror --build-temp build/werror
+
+format: $(DONE)/dev
+	ruff check --fix
+	ruff format
+	clang-format -i $(C_FILES)
+
+clean:
+	rm -rf .venv build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
+
+.PHONY: help demo test bench smoke lint format clean

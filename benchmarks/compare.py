@@ -1,0 +1,97 @@
+"""Compare this library with its peers and with the bound of the machine.  README.md says how it measures.
+
+python -m benchmarks.compare --only prefill,decode --peers torch,ort_attn --seconds 30
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import machine, report, runner, workloads
+from benchmarks.peers import PEERS
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", metavar="PATTERN", help="workloads whose name contains or matches it; a,b for several"
+    )
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated; '' for none (default: all)")
+    parser.add_argument("--without-sdpa", action="store_true", help="measure the peers alone")
+    parser.add_argument("--kernel", help="force a kernel of sdpa, as SDPA_KERNEL does")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=60, help="for timing, preparation not counted (about)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    return parser.parse_args()
+
+
+def implementations(arguments):
+    peers = [name for name in arguments.peers.split(",") if name]
+    unknown = set(peers) - set(PEERS)
+    if unknown:
+        raise SystemExit(f"no peer {', '.join(sorted(unknown))}; there are: {', '.join(PEERS)}")
+    return peers if arguments.without_sdpa else ["sdpa", *peers]
+
+
+def compare(arguments):
+    """Measure, and return everything known as a dictionary that fits in JSON."""
+    names = implementations(arguments)
+    environments = {"sdpa": {"SDPA_KERNEL": arguments.kernel}} if arguments.kernel else {}
+    chosen = workloads.select(arguments.only)
+    with (
+        runner.progress_line(sys.stderr) as progress,
+        runner.Comparison(chosen, names, environments, progress) as run,
+    ):
+        run.prepare()
+        here = machine.measure(arguments.kernel)
+        run.measure(arguments.rounds, arguments.seconds)
+        here = here.best_of(machine.measure(arguments.kernel))
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": first_line("git", "describe", "--always", "--dirty", "--tags"),
+        "compiler": first_line("cc", "--version"),
+        "kernel": arguments.kernel or "default",
+        "versions": versions(names),
+        "machine": here.describe(),
+        "bounds": {workload.name: workload.bound(here) for workload in chosen},
+        "results": [result.as_json() for row in run.results.values() for result in row.values()],
+    }
+
+
+def versions(names):
+    """Of Python and of what the peers come from; this library's own is the commit."""
+    known = {"python": sys.version.split()[0]}
+    for distribution in ["numpy", *(PEERS[name].distribution for name in names if name in PEERS)]:
+        try:
+            known[distribution] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            known[distribution] = "not installed"
+    return known
+
+
+def first_line(*command):
+    done = subprocess.run(command, cwd=runner.ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0] or "unknown"
+
+
+def main():
+    arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the stopped workers are ended too
+    measured = compare(arguments)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(measured, indent=1))
+    if arguments.markdown:
+        arguments.markdown.write_text(report.markdown_table(measured))
+    print(report.text_table(measured))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What the machine at hand can do, and the bound that follows.  `python -m benchmarks.machine` prints it."""
+
+import os
+import platform
+import re
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.probe import Probe
+
+L3_BYTES_PER_THREAD = 6 << 20  # far above usual second-level caches; all threads together below the third
+DRAM_BYTES_PER_THREAD = 256 << 20
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates per second: multiply-adds (2 operations each) and memory by all threads, the rest by one core."""
+
+    cpu: str
+    isa: str
+    lanes: int
+    threads: int
+    clock: float
+    fma_float32: float
+    fma_float64: float
+    fma_float32_one_thread: float
+    fma_float64_one_thread: float
+    softmax: float
+    dram_read: float
+    l3_read: float
+    l3_bytes: int
+
+    def bound(self, flops, scores, nbytes, dtype):
+        """Seconds: the longer of arithmetic (products, then one softmax pass) and memory."""
+        if np.dtype(dtype) == np.float64:  # half as many scores to a vector
+            fma, softmax = self.fma_float64, self.softmax / 2
+        else:
+            fma, softmax = self.fma_float32, self.softmax
+        read = self.l3_read if nbytes <= self.l3_bytes else self.dram_read
+        return max(flops / fma + scores / (softmax * self.threads), nbytes / read)
+
+    def best_of(self, other):
+        """The higher of two measurements of the same machine."""
+        pairs = zip(asdict(self).items(), asdict(other).values(), strict=True)
+        return Machine(**{name: one if isinstance(one, str) else max(one, two) for (name, one), two in pairs})
+
+    def describe(self):
+        per_cycle = self.clock * self.lanes
+        pace = per_cycle / self.softmax
+        return "\n".join(
+            [
+                f"{self.cpu}: {self.isa}, {self.threads} threads, {self.clock / 1e9:.2f} GHz",
+                self._describe_fma("float32", self.fma_float32, self.fma_float32_one_thread, per_cycle),
+                self._describe_fma("float64", self.fma_float64, self.fma_float64_one_thread, per_cycle / 2),
+                f"softmax      {self.softmax / 1e9:7.2f} G scores/s and core ({pace:.1f} cycles per vector)",
+                f"DRAM read    {self.dram_read / 1e9:7.1f} GB/s all threads",
+                f"L3 read      {self.l3_read / 1e9:7.1f} GB/s all threads, L3 of {self.l3_bytes >> 20} MiB",
+            ]
+        )
+
+    @staticmethod
+    def _describe_fma(dtype, together, alone, per_cycle):
+        return (
+            f"{dtype} FMA  {together / 1e9:7.1f} GFLOP/s all threads, {alone / 1e9:.1f} one thread"
+            f" ({alone / 2 / per_cycle:.2f} vectors per cycle)"
+        )
+
+
+def measure(isa=None):
+    """Measure the machine, by the widest vectors unless told otherwise; takes a few seconds."""
+    probe = Probe(isa)
+    cpus = sorted(os.sched_getaffinity(0))
+    return Machine(
+        cpu=cpu_name(),
+        isa=probe.isa,
+        lanes=probe.lanes,
+        threads=len(cpus),
+        clock=probe.clock(cpus[:1]),
+        fma_float32=probe.fma("float32", cpus),
+        fma_float64=probe.fma("float64", cpus),
+        fma_float32_one_thread=probe.fma("float32", cpus[:1]),
+        fma_float64_one_thread=probe.fma("float64", cpus[:1]),
+        softmax=probe.softmax(cpus) / len(cpus),
+        dram_read=probe.read(DRAM_BYTES_PER_THREAD, cpus),
+        l3_read=probe.read(L3_BYTES_PER_THREAD, cpus),
+        l3_bytes=l3_size(),
+    )
+
+
+def cpu_name():
+    try:
+        return re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())[1]
+    except (OSError, TypeError):
+        return platform.processor() or platform.machine()
+
+
+def l3_size():
+    """Bytes of the third-level cache; 0 where the system does not say."""
+    try:
+        size = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text()
+    except OSError:
+        return 0
+    return int(size.strip().rstrip("K")) << 10
+
+
+if __name__ == "__main__":
+    print(measure().describe())

@@ -1,0 +1,138 @@
+/* What one core of this machine can do: multiply-adds, softmax, memory.  Compiled by machine.py once per
+ * instruction set, with LANES floats to a vector; nothing here starts threads or allocates. */
+#include <stdint.h>
+
+enum { DOUBLE_LANES = LANES / 2, ACCUMULATORS = 12 };
+typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(LANES * 4)));
+typedef double vd __attribute__((vector_size(DOUBLE_LANES * 8)));
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+int probe_supported(void)
+{
+#if defined(__AVX512F__)
+    return __builtin_cpu_supports("avx512f");
+#elif defined(__AVX2__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return 1;
+#endif
+}
+
+/* `count` dependent additions of one cycle each: their time is the clock. */
+int64_t probe_clock(int64_t count)
+{
+    int64_t sum = 0;
+    for (int64_t i = 0; i < count; i += 16) UNROLL for (int j = 0; j < 16; ++j)
+        {
+            sum += 1;
+            __asm__ volatile("" : "+r"(sum)); /* keeps the compiler from adding 16 at once */
+        }
+    return sum;
+}
+
+/* `count` vector multiply-adds in independent chains: enough of them to hide the latency of two units. */
+#define DEFINE_FMA(name, vector, scalar, lanes)                                                                        \
+    scalar name(int64_t count)                                                                                         \
+    {                                                                                                                  \
+        volatile scalar factor = (scalar)0.5, term = (scalar)1;                                                        \
+        vector a = (vector){0} + factor, b = (vector){0} + term, acc[ACCUMULATORS];                                    \
+        UNROLL for (int j = 0; j < ACCUMULATORS; ++j) acc[j] = b * (scalar)j;                                          \
+        for (int64_t i = 0; i < count; i += ACCUMULATORS)                                                              \
+            UNROLL for (int j = 0; j < ACCUMULATORS; ++j) acc[j] = acc[j] * a + b;                                     \
+        scalar sum = 0;                                                                                                \
+        UNROLL for (int j = 0; j < ACCUMULATORS; ++j) for (int l = 0; l < lanes; ++l) sum += acc[j][l];                \
+        return sum;                                                                                                    \
+    }
+DEFINE_FMA(probe_fma_float32, vf, float, LANES)
+DEFINE_FMA(probe_fma_float64, vd, double, DOUBLE_LANES)
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+static inline vf nearest(vf x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline vf times_power(vf p, vf n) { return _mm512_scalef_ps(p, n); }
+static inline vf larger(vf a, vf b) { return _mm512_max_ps(a, b); }
+#else
+#if defined(__AVX2__)
+#include <immintrin.h>
+static inline vf nearest(vf x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+static inline vi to_int(vf n) { return (vi)_mm256_cvtps_epi32(n); }
+static inline vf larger(vf a, vf b) { return _mm256_max_ps(a, b); }
+#else
+static inline vf nearest(vf x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
+static inline vi to_int(vf n) { return __builtin_convertvector(n, vi); }
+static inline vf larger(vf a, vf b)
+{
+    vi above = a > b;
+    return (vf)(((vi)a & above) | ((vi)b & ~above));
+}
+#endif
+static inline vf times_power(vf p, vf n) { return (vf)((vi)p + (to_int(n) << 23)); }
+#endif
+
+/* 2**x, degree 5: 2**n * 2**f with |f| <= 1/2. */
+static inline vf exp2_vector(vf x)
+{
+    vf n = nearest(x), f = x - n;
+    vf p = (vf){0} + 0x1.5bba14p-10f;
+    p = p * f + 0x1.3cea88p-7f;
+    p = p * f + 0x1.c6b752p-5f;
+    p = p * f + 0x1.ebf9bcp-3f;
+    p = p * f + 0x1.62e42ap-1f;
+    return times_power(p * f + 1.0f, n);
+}
+
+enum { ROW_VECTORS = 4 }; /* rows side by side: so many chains of max and of sum */
+
+/* The softmax step of a block of `keys` x (4 vectors of rows), rows in lanes: the largest score of each row,
+ * then weights[key] = exp2(c * scores[key] - largest) and their sum. */
+static void softmax_block(int64_t keys, const vf *scores, vf *weights, vf *sum)
+{
+    const float c = 0.18033688f; /* log2(e) / sqrt(64) */
+    vf largest[ROW_VECTORS], total[ROW_VECTORS];
+    UNROLL for (int j = 0; j < ROW_VECTORS; ++j) largest[j] = scores[j];
+    for (int64_t k = 1; k < keys; ++k)
+        UNROLL for (int j = 0; j < ROW_VECTORS; ++j) largest[j] = larger(scores[k * ROW_VECTORS + j], largest[j]);
+    UNROLL for (int j = 0; j < ROW_VECTORS; ++j)
+    {
+        largest[j] *= c;
+        total[j] = (vf){0};
+    }
+    for (int64_t k = 0; k < keys; ++k) UNROLL for (int j = 0; j < ROW_VECTORS; ++j)
+        {
+            vf weight = exp2_vector(scores[k * ROW_VECTORS + j] * c - largest[j]);
+            weights[k * ROW_VECTORS + j] = weight;
+            total[j] += weight;
+        }
+    UNROLL for (int j = 0; j < ROW_VECTORS; ++j) sum[j] = total[j];
+}
+
+/* `count` times the same block; returns the number of scores in it. */
+int64_t probe_softmax(int64_t count, int64_t keys, const void *scores, void *weights, void *sum)
+{
+    for (int64_t i = 0; i < count; ++i) softmax_block(keys, scores, weights, sum);
+    return keys * ROW_VECTORS * LANES;
+}
+
+/* Read `bytes` from `data`, `count` times, in `streams` places at once, prefetching `ahead` bytes (0: not). */
+float probe_read(int64_t count, int64_t bytes, const char *data, int64_t streams, int64_t ahead)
+{
+    enum { LINE = 64, LINES = 4, STEP = LINES * LINE, VECTORS = LINE / (LANES * 4) };
+    int64_t part = bytes / streams / STEP * STEP;
+    vf acc[LINES] = {{0}};
+    for (int64_t i = 0; i < count; ++i)
+        for (int64_t at = 0; at < part; at += STEP)
+            for (int64_t stream = 0; stream < streams; ++stream) {
+                const char *from = data + stream * part + at;
+                UNROLL for (int line = 0; line < LINES; ++line)
+                {
+                    if (ahead) __builtin_prefetch(from + line * LINE + ahead);
+                    UNROLL for (int v = 0; v < VECTORS; ++v) acc[line] += ((const vf *)(from + line * LINE))[v];
+                }
+            }
+    float total = 0;
+    for (int line = 0; line < LINES; ++line)
+        for (int l = 0; l < LANES; ++l) total += acc[line][l];
+    return total;
+}

@@ -1,0 +1,197 @@
+"""Times implementations against each other: each in a process of its own, all but one of them stopped.
+
+Idle threads of one library may spin, and the OpenMP runtimes of two do not share a process: hence processes
+and SIGSTOP.  A slice in which the CPUs did other work, or the hypervisor took them away, is repeated.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import oracle
+from benchmarks.adapting import THREADS
+
+ROOT = Path(__file__).resolve().parents[1]
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+TICKS = os.sysconf("SC_CLK_TCK")
+
+REPEATS = 3  # of a disturbed slice, before it is taken as it is
+DISTURBED = 0.05  # of the CPU time of a slice, spent by others
+SLICE_SECONDS = (0.01, 0.5)
+OUTCLASSED = 4  # times slower than the best when first run: measured in the first round only
+
+
+@dataclass
+class Result:
+    """One implementation on one workload; `unsupported` says why there are no samples."""
+
+    workload: str
+    implementation: str
+    error: float = float("nan")
+    allowed: float = float("nan")
+    unsupported: str = ""
+    disturbed: int = 0
+    estimate: float = float("inf")
+    samples: list = field(default_factory=list, repr=False)
+
+    @property
+    def minimum(self):
+        return min(self.samples, default=float("inf"))
+
+    @property
+    def median(self):
+        return statistics.median(self.samples) if self.samples else float("inf")
+
+    def as_json(self):
+        names = ("workload", "implementation", "error", "allowed", "unsupported", "disturbed")
+        known = {name: getattr(self, name) for name in names}
+        if self.samples:
+            known |= {"minimum": self.minimum, "median": self.median, "samples": len(self.samples)}
+        return known
+
+
+class Process:
+    """A worker, stopped except inside `ask`."""
+
+    def __init__(self, implementation, environment):
+        self.implementation = implementation
+        self._environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(THREADS)), **environment}
+        self._process = None
+
+    def ask(self, **request):
+        """The answer to a request; a worker that dies answers `unsupported` and is started anew next time."""
+        if self._process is None:
+            self._start()
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            status = self._process.wait()
+            self._process = None
+            return {"unsupported": f"its process ended with status {status}"}
+        self._process.send_signal(signal.SIGSTOP)
+        return json.loads(line)
+
+    def cpu_seconds(self):
+        if self._process is None:
+            return 0.0
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def close(self):
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker", self.implementation],
+            cwd=ROOT,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+
+def all_cpu_seconds():
+    """CPU time spent by everybody, and stolen by the hypervisor, since the start of the system."""
+    user, nice, system, _idle, _iowait, *interrupts_and_steal = Path("/proc/stat").read_text().split()[1:9]
+    return sum(map(int, (user, nice, system, *interrupts_and_steal))) / TICKS
+
+
+def slice_of(process, workload, seconds):
+    """(answer, whether others used the CPUs meanwhile)."""
+    everybody, own, start = all_cpu_seconds(), process.cpu_seconds(), time.perf_counter()
+    answer = process.ask(do="measure", workload=workload.name, seconds=seconds)
+    elapsed = time.perf_counter() - start
+    others = all_cpu_seconds() - everybody - (process.cpu_seconds() - own)
+    return answer, others > DISTURBED * elapsed * THREADS + 2 / TICKS
+
+
+class Comparison:
+    """`results[workload name][implementation]`, filled by `prepare` and then `measure`."""
+
+    def __init__(self, workloads, implementations, environments, progress):
+        self.workloads = workloads
+        self.results = {workload.name: {} for workload in workloads}
+        self._processes = {name: Process(name, environments.get(name, {})) for name in implementations}
+        self._progress = progress
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self._processes.values():
+            process.close()
+
+    def prepare(self):
+        """Have each implementation set up each workload, and check what it computes."""
+        with tempfile.TemporaryDirectory() as folder:
+            check = Path(folder) / "check.npz"
+            for workload in self.workloads:
+                self._progress(f"checking {workload.name}")
+                rows, exact, allowed = oracle.check(workload, *workload.draw())
+                np.savez(check, rows=rows, exact=exact)
+                for name, process in self._processes.items():
+                    answer = process.ask(do="prepare", workload=workload.name, check=str(check))
+                    result = Result(workload.name, name, allowed=allowed, **answer)
+                    self.results[workload.name][name] = result
+
+    def measure(self, rounds, seconds):
+        """Time all pairs in turn, `rounds` times, in about so many seconds altogether."""
+        pairs = [pair for workload in self.workloads for pair in self._contenders(workload, first=True)]
+        each = float(np.clip(seconds / max(1, rounds * len(pairs)), *SLICE_SECONDS))
+        for number in range(rounds):
+            for workload in self.workloads:
+                self._progress(f"round {number + 1} of {rounds}: {workload.name}")
+                contenders = self._contenders(workload, first=number == 0)
+                turn = number % max(1, len(contenders))
+                for result in contenders[turn:] + contenders[:turn]:
+                    self._slice(workload, result, each)
+
+    def _contenders(self, workload, first):
+        """The results to add to: of all that can do it the first time, then without the outclassed."""
+        able = [result for result in self.results[workload.name].values() if not result.unsupported]
+        limit = OUTCLASSED * min((result.estimate for result in able), default=0)
+        return [r for r in able if first or r.estimate <= limit or r.implementation == "sdpa"]
+
+    def _slice(self, workload, result, seconds):
+        process = self._processes[result.implementation]
+        for attempt in range(REPEATS):
+            answer, disturbed = slice_of(process, workload, seconds)
+            result.disturbed += disturbed
+            if not disturbed or attempt == REPEATS - 1:
+                break
+            time.sleep(0.1)
+        result.unsupported = answer.get("unsupported", "")
+        result.samples += answer.get("samples", [])
+
+
+@contextlib.contextmanager
+def progress_line(stream):
+    """A function that shows what is being done, on one line, if someone is watching."""
+    watched = stream.isatty()
+
+    def show(text):
+        if watched:
+            stream.write(f"\r\033[K{text}")
+            stream.flush()
+
+    yield show
+    show("")

@@ -1,0 +1,99 @@
+"""The process in which one implementation is run: it answers one JSON line for each JSON line it reads.
+
+prepare(workload, check) -> error and a first estimate of the seconds of a call, or why it is unsupported
+measure(workload, seconds) -> seconds per call of many samples
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+
+import numpy as np
+
+from benchmarks.peers import IMPLEMENTATIONS
+from benchmarks.workloads import WORKLOADS
+
+SAMPLE_SECONDS = 100e-6  # short calls are timed several at a time, so that reading the clock does not count
+WARM_SECONDS = 0.02  # before a slice the threads are woken by calls for so long
+KEEP_BYTES = 400 << 20  # prepared workloads beyond this are dropped, the oldest first
+
+
+class Worker:
+    def __init__(self, implementation):
+        self._adapter = IMPLEMENTATIONS[implementation].adapter
+        self._prepared = {}  # workload name -> (call, result, expected seconds)
+
+    def prepare(self, workload, check):
+        call, result, expected_seconds = self._get(workload)
+        with np.load(check) as sampled:
+            rows, exact = sampled["rows"], sampled["exact"]
+        got = np.asarray(result(call()))
+        if got.shape != (exact.shape[0], exact.shape[1], WORKLOADS[workload].M, exact.shape[3]):
+            raise ValueError(f"result of shape {got.shape}")
+        return {"error": float(np.abs(got[:, :, rows] - exact).max()), "estimate": expected_seconds}
+
+    def measure(self, workload, seconds):
+        call, _, expected_seconds = self._get(workload)
+        number = max(1, int(SAMPLE_SECONDS / expected_seconds))
+        for _ in range(min(100, int(WARM_SECONDS / expected_seconds))):
+            call()
+        samples = []
+        gc.disable()
+        end = time.perf_counter() + seconds
+        while not samples or time.perf_counter() < end:
+            samples.append(sample(call, number))
+        gc.enable()
+        return {"samples": samples}
+
+    def _get(self, name):
+        if name not in self._prepared:
+            self._make_room(WORKLOADS[name].bytes)
+            call, result = self._adapter(WORKLOADS[name])
+            call()
+            self._prepared[name] = call, result, estimate(call)
+        return self._prepared[name]
+
+    def _make_room(self, nbytes):
+        while self._prepared and nbytes + sum(WORKLOADS[name].bytes for name in self._prepared) > KEEP_BYTES:
+            del self._prepared[next(iter(self._prepared))]
+
+
+def sample(call, number):
+    """Seconds per call."""
+    start = time.perf_counter()
+    for _ in range(number):
+        call()
+    return (time.perf_counter() - start) / number
+
+
+def estimate(call):
+    """Seconds of a call: the least of a few, the first of which still set things up."""
+    samples = [sample(call, 1), sample(call, 1)]
+    while len(samples) < 50 and sum(samples) < WARM_SECONDS:
+        samples.append(sample(call, 1))
+    return min(samples)
+
+
+def serve(worker, requests, answers):
+    for line in requests:
+        request = json.loads(line)
+        try:
+            answer = getattr(worker, request.pop("do"))(**request)
+        except Exception as problem:
+            text = str(problem).strip().splitlines() or [""]
+            answer = {"unsupported": f"{type(problem).__name__}: {text[0][:200]}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def main():
+    # What libraries print must not reach the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    serve(Worker(sys.argv[1]), sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

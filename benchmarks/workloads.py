@@ -1,0 +1,187 @@
+"""The named workloads that every benchmark of this project runs: one table, a row per case.
+
+Sizes: B batch, H query heads, G key/value heads, M queries, N keys, D size of a head.
+The work of a case is counted as if its visible region were a continuous area: causal square cases are half
+of the full ones, a window of W keys is a band of M*W - W*W/2.  Padding and random masks do not reduce it.
+"""
+
+import fnmatch
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+DTYPES = {"fp32": np.dtype(np.float32), "fp64": np.dtype(np.float64)}
+PRODUCTS = {"forward": 2}  # matrix products of M x N x D multiply-adds in each kind of work
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of the table for one dtype."""
+
+    case: str
+    B: int
+    H: int
+    G: int
+    M: int
+    N: int
+    D: int
+    causal: bool = False
+    window: int | None = None  # keys a query may see, itself included; implies causal
+    hiding: str | None = None  # a key of HIDING: the mask or bias drawn for it
+    dtype_name: str = "fp32"
+    kind: str = "forward"
+
+    @property
+    def name(self):
+        return f"{self.case}-{self.dtype_name}"
+
+    @property
+    def dtype(self):
+        return DTYPES[self.dtype_name]
+
+    @property
+    def scores(self):
+        """Scores that must be computed, over all batches and heads."""
+        area = self.M * self.N
+        if self.window is not None:
+            area = self.M * self.window - self.window**2 / 2
+        elif self.causal:
+            area -= self.M**2 / 2
+        return self.B * self.H * area
+
+    @property
+    def flops(self):
+        return PRODUCTS[self.kind] * 2 * self.scores * self.D
+
+    @property
+    def bytes(self):
+        """What must be read or written at least once: query, key, value, out, mask or bias."""
+        elements = 2 * self.D * self.B * (self.H * self.M + self.G * self.N)
+        return elements * self.dtype.itemsize + self._hiding_bytes
+
+    @property
+    def _hiding_bytes(self):
+        return HIDING[self.hiding].bytes(self) if self.hiding else 0
+
+    @property
+    def options(self):
+        """The options of `sdpa.attention` that need no arrays."""
+        if self.window is not None:
+            return {"window": (self.window - 1, 0)}
+        return {"causal": True} if self.causal else {}
+
+    def draw(self):
+        """The arrays and options of one call: `sdpa.attention(*arrays, **options)`."""
+        rng = np.random.default_rng(zlib.crc32(self.case.encode()))
+        shapes = [(self.B, self.H, self.M, self.D)] + 2 * [(self.B, self.G, self.N, self.D)]
+        single = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+        arrays = tuple(array.astype(self.dtype, copy=False) for array in single)
+        hiding = {HIDING[self.hiding].option: HIDING[self.hiding].draw(self, rng)} if self.hiding else {}
+        return arrays, {**self.options, **hiding}
+
+    def bound(self, machine):
+        """Seconds below which no implementation can be expected on this machine."""
+        return machine.bound(self.flops, self.scores, self.bytes, self.dtype)
+
+
+class PaddingMask:
+    """Boolean (B, 1, 1, N): sequences of a batch between half and all of the keys long."""
+
+    option = "mask"
+
+    @staticmethod
+    def bytes(workload):
+        return workload.B * workload.N
+
+    @staticmethod
+    def draw(workload, rng):
+        lengths = rng.integers(workload.N // 2, workload.N + 1, size=(workload.B, 1, 1, 1))
+        return np.arange(workload.N) < lengths
+
+
+class RandomMask:
+    """Boolean (1, 1, M, N), half of it True, and at least the diagonal."""
+
+    option = "mask"
+
+    @staticmethod
+    def bytes(workload):
+        return workload.M * workload.N
+
+    @staticmethod
+    def draw(workload, rng):
+        mask = rng.random((1, 1, workload.M, workload.N), dtype=np.float32) < 0.5
+        return mask | np.eye(workload.M, workload.N, dtype=bool)
+
+
+class RandomBias:
+    """Float (1, H, M, N), as learned relative positions are."""
+
+    option = "bias"
+
+    @staticmethod
+    def bytes(workload):
+        return workload.H * workload.M * workload.N * workload.dtype.itemsize
+
+    @staticmethod
+    def draw(workload, rng):
+        shape = (1, workload.H, workload.M, workload.N)
+        return rng.standard_normal(shape, dtype=np.float32).astype(workload.dtype, copy=False)
+
+
+HIDING = {"pad": PaddingMask, "random": RandomMask, "bias": RandomBias}
+
+CASES = [
+    # case                        B   H   G      M      N    D
+    Workload("prefill-512-full", 1, 8, 8, 512, 512, 64),
+    Workload("prefill-512-causal", 1, 8, 8, 512, 512, 64, causal=True),
+    Workload("prefill-2048-full", 1, 8, 8, 2048, 2048, 64),
+    Workload("prefill-2048-causal", 1, 8, 8, 2048, 2048, 64, causal=True),
+    Workload("prefill-4096-d128-full", 1, 8, 8, 4096, 4096, 128),
+    Workload("prefill-4096-d128-causal", 1, 8, 8, 4096, 4096, 128, causal=True),
+    Workload("gqa-1024-d128-full", 1, 32, 8, 1024, 1024, 128),
+    Workload("gqa-1024-d128-causal", 1, 32, 8, 1024, 1024, 128, causal=True),
+    Workload("bert", 8, 12, 12, 128, 128, 64),
+    Workload("vit-197", 8, 12, 12, 197, 197, 64),
+    Workload("clip-77", 8, 12, 12, 77, 77, 64, causal=True),
+    Workload("odd-1000-full", 1, 8, 8, 1000, 1000, 64),
+    Workload("odd-1000-causal", 1, 8, 8, 1000, 1000, 64, causal=True),
+    *(Workload(f"hdim-{dim}", 1, 8, 8, 1024, 1024, dim) for dim in (32, 64, 80, 96, 128, 192, 256)),
+    Workload("decode-4k", 1, 32, 8, 1, 4096, 128),
+    Workload("decode-4k-mha", 1, 32, 32, 1, 4096, 128),
+    Workload("decode-32k", 1, 32, 8, 1, 32768, 128),
+    Workload("decode-b4-8k", 4, 32, 8, 1, 8192, 128),
+    Workload("decode-short", 1, 32, 8, 1, 256, 128),
+    Workload("chunk-16", 1, 32, 8, 16, 8192, 128, causal=True),
+    Workload("chunk-64", 1, 32, 8, 64, 8192, 128, causal=True),
+    Workload("tiny", 1, 1, 1, 3, 3, 64),
+    Workload("small-32", 1, 4, 4, 32, 32, 64),
+    Workload("cross-77", 2, 8, 8, 4096, 77, 40),
+    Workload("cross-512x1500", 4, 8, 8, 448, 1500, 64),
+    Workload("mask-pad", 4, 12, 12, 384, 384, 64, hiding="pad"),
+    Workload("mask-bool", 1, 8, 8, 1024, 1024, 64, hiding="random"),
+    Workload("mask-add", 1, 8, 8, 1024, 1024, 64, hiding="bias"),
+    Workload("window-512", 1, 8, 8, 4096, 4096, 64, window=512),
+    Workload("long-8192-full", 1, 4, 4, 8192, 8192, 64),
+    Workload("long-8192-causal", 1, 4, 4, 8192, 8192, 64, causal=True),
+    Workload("long-16384", 1, 2, 2, 16384, 16384, 64, causal=True),
+    Workload("prefill-2048-full", 1, 8, 8, 2048, 2048, 64, dtype_name="fp64"),
+    Workload("prefill-2048-causal", 1, 8, 8, 2048, 2048, 64, causal=True, dtype_name="fp64"),
+]
+
+WORKLOADS = {workload.name: workload for workload in CASES}
+
+
+def select(patterns):
+    """The workloads whose name contains or matches one of the comma-separated patterns; all for None."""
+    if patterns is None:
+        return list(WORKLOADS.values())
+    chosen = [
+        workload
+        for name, workload in WORKLOADS.items()
+        if any(pattern in name or fnmatch.fnmatch(name, pattern) for pattern in patterns.split(","))
+    ]
+    if not chosen:
+        raise SystemExit(f"no workload matches {patterns!r}; there are: {', '.join(WORKLOADS)}")
+    return chosen
