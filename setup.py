@@ -1,9 +1,10 @@
-"""Builds sdpa._core: the Cython algorithm, and csrc/kernel.c once per instruction set and compute type.
+"""Builds sdpa._core: the Cython algorithm, and csrc/kernel.c once per instruction set, compute type and engine.
 
 SDPA_WERROR=1 makes warnings errors; SDPA_SANITIZE=address,undefined builds with sanitizers.
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import tempfile
@@ -76,10 +77,10 @@ class BuildKernels(build_ext):
         have = [(f"SDPA_HAVE_{isa}", None) for isa in isas]
         jobs = [(source, "common", flags, have) for source in ("csrc/dispatch.c", "csrc/task.c")]
         for isa in [*isas, "baseline"]:
-            for real_bytes in (4, 8):
-                macros = [(f"SDPA_ISA_{isa}", None), ("SDPA_REAL_BYTES", str(real_bytes))]
-                isa_flags = ISAS[isa].flags if isa in ISAS else []
-                jobs.append(("csrc/kernel.c", f"{isa}_{real_bytes}", flags + isa_flags, macros))
+            isa_flags = ISAS[isa].flags if isa in ISAS else []
+            for real_bytes, few_rows in itertools.product("48", "01"):
+                macros = [(f"SDPA_ISA_{isa}", None), ("SDPA_REAL_BYTES", real_bytes), ("SDPA_FEW_ROWS", few_rows)]
+                jobs.append(("csrc/kernel.c", f"{isa}_{real_bytes}_{few_rows}", flags + isa_flags, macros))
 
         def compile_one(source, folder, flags, macros):
             return self.compiler.compile(

@@ -4,8 +4,15 @@
 
 #include <string.h>
 
-#define DECLARE(isa) extern const sdpa_kernel sdpa_kernel_##isa##_4, sdpa_kernel_##isa##_8;
-#define LIST(isa) &sdpa_kernel_##isa##_4, &sdpa_kernel_##isa##_8
+/* sdpa_kernel_<isa>_<bytes of real>_<few rows> */
+#define DECLARE(isa)                                                                                                   \
+    extern const sdpa_kernel sdpa_kernel_##isa##_4_0, sdpa_kernel_##isa##_4_1;                                         \
+    extern const sdpa_kernel sdpa_kernel_##isa##_8_0, sdpa_kernel_##isa##_8_1;
+#define PAIR(isa, bytes) {&sdpa_kernel_##isa##_##bytes##_0, &sdpa_kernel_##isa##_##bytes##_1}
+#define LIST(isa)                                                                                                      \
+    {                                                                                                                  \
+        #isa, { PAIR(isa, 4), PAIR(isa, 8) }                                                                           \
+    }
 
 #ifdef SDPA_HAVE_avx512
 DECLARE(avx512)
@@ -18,7 +25,7 @@ DECLARE(neon)
 #endif
 DECLARE(baseline)
 
-const sdpa_kernel *const sdpa_kernels[] = {
+const sdpa_isa sdpa_isas[] = {
 #ifdef SDPA_HAVE_avx512
     LIST(avx512),
 #endif
@@ -28,7 +35,7 @@ const sdpa_kernel *const sdpa_kernels[] = {
 #ifdef SDPA_HAVE_neon
     LIST(neon),
 #endif
-    LIST(baseline), NULL,
+    LIST(baseline), {NULL, {{NULL, NULL}, {NULL, NULL}}}, /* the end */
 };
 
 /* __builtin_cpu_supports also asks whether the operating system saves the wide registers. */

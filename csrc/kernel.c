@@ -1,6 +1,6 @@
-/* The arithmetic of attention for one instruction set and one compute type.  setup.py compiles this file once for
- * each pair, with SDPA_ISA (avx512, avx2, neon, baseline) and SDPA_REAL_BYTES (4: float, 8: double) defined; the
- * result is one constant table of functions.  What is called when is decided in sdpa/_core.pyx. */
+/* The arithmetic of attention for one instruction set, one compute type and one engine.  setup.py compiles this file once
+ * for each triple, with SDPA_ISA_avx512 (or avx2, neon, baseline), SDPA_REAL_BYTES (4: float, 8: double) and SDPA_FEW_ROWS
+ * (0: rows in lanes, 1: features in lanes) defined; the result is one constant table of functions.  What is called when is decided in sdpa/_core.pyx. */
 #include "sdpa.h"
 
 #include <float.h>
@@ -32,10 +32,8 @@ enum { REAL_MANTISSA_BITS = 52, REAL_BIAS = 1023, REAL_DTYPE = SDPA_FLOAT64 };
 #define ALWAYS_INLINE
 #endif
 
-#define QUOTE_(x) #x
-#define QUOTE(x) QUOTE_(x)
-#define PASTE_(a, b, c) a##b##_##c
-#define PASTE(a, b, c) PASTE_(a, b, c)
+#define PASTE_(a, b, c, d) a##b##_##c##_##d
+#define PASTE(a, b, c, d) PASTE_(a, b, c, d)
 
 #if defined(SDPA_ISA_avx512)
 #define SDPA_ISA avx512
@@ -55,20 +53,27 @@ enum { REAL_MANTISSA_BITS = 52, REAL_BIAS = 1023, REAL_DTYPE = SDPA_FLOAT64 };
 #include "simd_baseline.h"
 #endif
 
+#if SDPA_FEW_ROWS
+enum { ROWS = VL };
+#else
 enum { ROWS = VECTORS * VL, TALLEST = TILE > 16 ? TILE : 16 };
+#endif
 #ifndef BLOCK_KEYS
 #define BLOCK_KEYS 128
 #endif
 
 #include "vmath.h"
 #include "load.h"
+#if SDPA_FEW_ROWS
+#include "few.h"
+#else
 #include "product.h"
+#endif
 #include "scores.h"
 #include "softmax.h"
 #include "output.h"
 
-const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES) = {
-    .isa = QUOTE(SDPA_ISA),
+const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) = {
     .real_bytes = SDPA_REAL_BYTES,
     .lanes = VL,
     .rows = ROWS,

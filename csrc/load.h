@@ -52,43 +52,56 @@ static inline void write_chunk(char *at, ptrdiff_t stride, int count, const sdpa
     for (int i = 0; i < count; ++i) write_one(at + i * stride, array->dtype, lane[i]);
 }
 
-/* Rows of K or V as `real` rows of `width` with stride *stride: in place where they lie so, else copied to `copy`. */
-static const real *read_block(const sdpa_array *array, const char *at, int64_t rows, int64_t width, real *copy,
-                              ptrdiff_t *stride)
+/* Whether whole vectors can be moved between the array and registers as they are. */
+static inline int is_plain(const sdpa_array *array)
 {
-    int in_place = array->itemsize == sizeof(real) && array->column == (ptrdiff_t)sizeof(real) &&
-                   array->row % (ptrdiff_t)sizeof(real) == 0 && (uintptr_t)at % sizeof(real) == 0;
-    if (in_place) {
+    return array->itemsize == sizeof(real) && array->column == (ptrdiff_t)sizeof(real);
+}
+
+/* Scores lie as s[key][rows]. */
+static inline real *scores_at(const sdpa_task *t, int key, int v)
+{
+    return (real *)t->s + (ptrdiff_t)key * ROWS + v * VL;
+}
+
+static inline int64_t padded(int64_t width) { return (width + VL - 1) / VL * VL; }
+
+/* `width` elements from `at`, `column` bytes apart, to whole vectors: the last one is filled up with 0. */
+static inline void read_row(const char *at, const sdpa_array *array, int64_t width, real *to)
+{
+    for (int64_t i = 0; i < width; i += VL) {
+        const int count = width - i < VL ? (int)(width - i) : VL;
+        vf_store(to + i, read_chunk(at + i * array->column, array->column, count, array));
+    }
+}
+
+/* Rows of K or V as `real` rows of `width` with stride *stride: in place where they lie so, else copied to `copy`, where
+ * they are padded with 0 to whole vectors (`whole`: the caller needs them so). */
+static const real *read_block(const sdpa_array *array, const char *at, int64_t rows, int64_t width, int whole,
+                              real *copy, ptrdiff_t *stride)
+{
+    const int aligned = array->row % (ptrdiff_t)sizeof(real) == 0 && (uintptr_t)at % sizeof(real) == 0;
+    if (is_plain(array) && aligned && !(whole && width % VL)) {
         *stride = array->row / (ptrdiff_t)sizeof(real);
         return (const real *)at;
     }
-    *stride = width;
-    for (int64_t row = 0; row < rows; ++row) {
-        const char *from = at + row * array->row;
-        for (int64_t i = 0; i < width; i += VL) {
-            int count = width - i < VL ? (int)(width - i) : VL;
-            vf chunk = read_chunk(from + i * array->column, array->column, count, array);
-            if (count == VL)
-                vf_store(copy + row * width + i, chunk);
-            else {
-                real lane[VL];
-                vf_store(lane, chunk);
-                memcpy(copy + row * width + i, lane, (size_t)count * sizeof(real));
-            }
-        }
-    }
+    *stride = padded(width);
+    for (int64_t row = 0; row < rows; ++row) read_row(at + row * array->row, array, width, copy + row * *stride);
     return copy;
+}
+
+/* Whether all lanes are 0; NaN is not. */
+static inline int is_zero(vf x)
+{
+    real lane[VL], any = 0;
+    vf_store(lane, x);
+    for (int i = 0; i < VL; ++i) any += lane[i] == 0 ? 0 : 1;
+    return any == 0;
 }
 
 static inline const char *block_address(const sdpa_array *array, const sdpa_task *t)
 {
     return array->data + t->batch * array->batch + t->kv_head * array->head + t->key * array->row;
-}
-
-/* Whether whole vectors can be moved between the array and registers as they are. */
-static inline int is_plain(const sdpa_array *array)
-{
-    return array->itemsize == sizeof(real) && array->column == (ptrdiff_t)sizeof(real);
 }
 
 /* tile[column] lane row = row_at[row][column], for VL rows and `count` <= VL columns from `offset` (in bytes). */
@@ -124,25 +137,7 @@ static inline int64_t chunk_begin(int64_t column, int64_t width)
     return column + VL > width && width >= VL ? width - VL : column;
 }
 
-/* q[feature][rows] from the rows of the task. */
-static void load_queries(const sdpa_problem *p, sdpa_task *t)
-{
-    const sdpa_array *query = &p->query;
-    for (int v = 0; v < t->vectors; ++v)
-        for (int64_t column = 0; column < p->dim; column += VL) {
-            const int64_t d = chunk_begin(column, p->dim);
-            const int count = p->dim < VL ? (int)p->dim : VL;
-            real *to = (real *)t->q + d * ROWS + v * VL;
-            vf tile[VL];
-            read_transposed(tile, t->query_row + v * VL, d * query->column, count, query);
-            if (count == VL)
-                UNROLL_FOR (int i = 0; i < VL; ++i) vf_store(to + i * ROWS, tile[i]);
-            else
-                for (int i = 0; i < count; ++i) vf_store(to + i * ROWS, tile[i]);
-        }
-}
-
-/* row_at[row][first_column + column] = columns[column][rows] * factor[rows], for the rows of the task; factor NULL is 1. */
+/* row_at[row][first_column + column] = columns[column][rows] * factor[rows], for the rows of the task; NULL is 1. */
 static void store_transposed(const sdpa_array *array, const sdpa_task *t, const real *columns, int64_t first_column,
                              int64_t width, const real *factor)
 {

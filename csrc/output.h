@@ -1,4 +1,4 @@
-/* Sums of weight * value, and results.  The sums lie as o[feature][rows]. */
+/* Sums of weight * value, and results. */
 
 static void begin(const sdpa_problem *p, sdpa_task *t)
 {
@@ -20,24 +20,9 @@ static void add_values(const sdpa_problem *p, sdpa_task *t, const real *values, 
 static void accumulate(const sdpa_problem *p, sdpa_task *t)
 {
     ptrdiff_t stride;
-    const real *values =
-        read_block(&p->value, block_address(&p->value, t), t->block, p->value_dim, t->value_copy, &stride);
+    const real *values = read_block(&p->value, block_address(&p->value, t), t->block, p->value_dim, WHOLE_VECTORS,
+                                    t->value_copy, &stride);
     add_values(p, t, values, stride);
-}
-
-/* No NaN and no inf in o: x * 0 is 0 exactly then. */
-static int finite(const sdpa_problem *p, const sdpa_task *t)
-{
-    if (!t->started) return 1;
-    const real *o = t->o;
-    vf poison = vf_set1(0);
-    for (int64_t e = 0; e < p->value_dim; ++e)
-        for (int v = 0; v < t->vectors; ++v) poison = vf_fma(vf_load(o + e * ROWS + v * VL), vf_set1(0), poison);
-    real lane[VL];
-    vf_store(lane, poison);
-    real any = 0;
-    for (int i = 0; i < VL; ++i) any += lane[i];
-    return any == 0;
 }
 
 /* visible[key][rows] of the block: -inf where a key is hidden, by whichever option.  What hides scores is asked to hide
@@ -53,15 +38,13 @@ static void find_visible(const sdpa_problem *p, sdpa_task *t)
 }
 
 /* o[feature] += weight * x for the rows that see the key, x being NaN or inf. */
-static void add_poison(sdpa_task *t, int key, int64_t feature, real x)
+static void add_poison(const sdpa_problem *p, sdpa_task *t, int key, int64_t feature, real x)
 {
-    for (int v = 0; v < t->vectors; ++v) {
-        if (key < t->of_vector[v].begin || key >= t->of_vector[v].end) continue;
-        const ptrdiff_t at = (ptrdiff_t)key * ROWS + v * VL;
-        real *o = (real *)t->o + feature * ROWS + v * VL;
-        const real *weight = (real *)t->s + at, *visible = (real *)t->visible + at;
-        for (int i = 0; i < VL; ++i)
-            if (visible[i] != -(real)INFINITY) o[i] += weight[i] * x;
+    for (int row = 0; row < t->rows; ++row) {
+        const sdpa_segment computed = t->of_vector[row / VL];
+        if (key < computed.begin || key >= computed.end) continue;
+        const ptrdiff_t at = (ptrdiff_t)key * ROWS + row;
+        if (((real *)t->visible)[at] != -(real)INFINITY) *output_at(p, t, row, feature) += ((real *)t->s)[at] * x;
     }
 }
 
@@ -72,26 +55,27 @@ static void accumulate_seen(const sdpa_problem *p, sdpa_task *t)
     const sdpa_array *value = &p->value;
     const char *at = block_address(value, t);
     real *clean = t->value_copy;
+    memset(clean, 0, (size_t)(t->block * padded(p->value_dim)) * sizeof(real));
 #define VALUE(key, e) read_one(at + (key) * value->row + (e) * value->column, value->dtype)
     for (int key = 0; key < t->block; ++key)
         for (int64_t e = 0; e < p->value_dim; ++e) {
             const real x = VALUE(key, e);
-            clean[key * p->value_dim + e] = isfinite(x) ? x : 0;
+            clean[key * padded(p->value_dim) + e] = isfinite(x) ? x : 0;
         }
-    add_values(p, t, clean, p->value_dim);
+    add_values(p, t, clean, padded(p->value_dim));
     find_visible(p, t);
     for (int key = 0; key < t->block; ++key)
         for (int64_t e = 0; e < p->value_dim; ++e) {
             const real x = VALUE(key, e);
-            if (!isfinite(x)) add_poison(t, key, e, x);
+            if (!isfinite(x)) add_poison(p, t, key, e, x);
         }
 #undef VALUE
 }
 
 static void write_out(const sdpa_problem *p, sdpa_task *t)
 {
-    if (!t->started) memset(t->o, 0, (size_t)p->value_dim * ROWS * sizeof(real));
-    store_transposed(&p->out, t, t->o, 0, p->value_dim, t->shrink);
+    if (!t->started) memset(t->o, 0, (size_t)padded(p->value_dim) * ROWS * sizeof(real));
+    store_output(p, t);
 }
 
 /* The probabilities of the block, once max and the sums over all keys are known: exp(s - max) * shrink. */

@@ -1,4 +1,4 @@
-/* The two products of attention, and nearly all of its time.  Both are
+/* The engine for many rows, with rows in lanes: the two products of attention, and nearly all of its time.  Both are
  *
  *     C[i][rows] = sum over k of A(i, k) * B[k][rows]
  *
@@ -9,6 +9,26 @@
  * `height` scalars of A and does height * vectors multiply-adds: with 6 x 4 that is 10 loads for 24 fma, so the fma
  * units are the limit.  Fewer vectors make higher tiles.  The sum of each element runs over k in order, one fma at a
  * time, whatever the tile: the bits of a row do not depend on how rows and keys are cut into tiles. */
+
+enum { WHOLE_VECTORS = 0 }; /* K and V may have rows of any length */
+
+/* q[feature][rows] from the rows of the task. */
+static void load_queries(const sdpa_problem *p, sdpa_task *t)
+{
+    const sdpa_array *query = &p->query;
+    for (int v = 0; v < t->vectors; ++v)
+        for (int64_t column = 0; column < p->dim; column += VL) {
+            const int64_t d = chunk_begin(column, p->dim);
+            const int count = p->dim < VL ? (int)p->dim : VL;
+            real *to = (real *)t->q + d * ROWS + v * VL;
+            vf tile[VL];
+            read_transposed(tile, t->query_row + v * VL, d * query->column, count, query);
+            if (count == VL)
+                UNROLL_FOR (int i = 0; i < VL; ++i) vf_store(to + i * ROWS, tile[i]);
+            else
+                for (int i = 0; i < count; ++i) vf_store(to + i * ROWS, tile[i]);
+        }
+}
 
 static inline ALWAYS_INLINE void set_to_zero(const int height, const int vectors, vf sum[][SDPA_MAX_VECTORS])
 {
@@ -88,6 +108,14 @@ static void score_keys(int vectors, int64_t keys, int64_t dim, const real *k, pt
 #undef SCORE_TILES
 }
 
+/* The products of a segment. */
+static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride)
+{
+    score_keys(g.end_vector - g.first_vector, g.end - g.begin, p->dim, keys + g.begin * stride, stride,
+               (const real *)t->q + g.first_vector * VL, scores_at(t, g.begin, g.first_vector),
+               (real *)t->high + g.first_vector * VL);
+}
+
 /* ---- o[feature][rows] = o[feature][rows] * shrink[rows] + sum over keys of V[key][feature] * s[key][rows] */
 
 /* A tile stays in registers over all segments of a block; a segment adds to the vectors that see its keys.  A block is
@@ -138,4 +166,26 @@ static void output_block(const sdpa_task *t, int64_t value_dim, const real *valu
 #define OUTPUT_TILES(vectors) output_tiles(vectors, value_dim, t, values, stride, shrink)
     WITH_VECTORS(t->vectors, OUTPUT_TILES);
 #undef OUTPUT_TILES
+}
+
+/* No NaN and no inf in o: x * 0 is 0 exactly then. */
+static int finite(const sdpa_problem *p, const sdpa_task *t)
+{
+    const real *o = t->o;
+    vf poison = vf_set1(0);
+    for (int64_t e = 0; t->started && e < p->value_dim; ++e)
+        for (int v = 0; v < t->vectors; ++v) poison = vf_fma(vf_load(o + e * ROWS + v * VL), vf_set1(0), poison);
+    return is_zero(poison);
+}
+
+static inline real *output_at(const sdpa_problem *p, const sdpa_task *t, int row, int64_t feature)
+{
+    (void)p;
+    return (real *)t->o + feature * ROWS + row;
+}
+
+/* out = o * shrink. */
+static void store_output(const sdpa_problem *p, const sdpa_task *t)
+{
+    store_transposed(&p->out, t, t->o, 0, p->value_dim, t->shrink);
 }

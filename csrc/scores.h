@@ -11,11 +11,6 @@ static inline real exponent_factor(const sdpa_problem *p)
     return (real)(LOG2_E * (scale_in_exponent(p) ? p->scale : 1));
 }
 
-static inline real *scores_at(const sdpa_task *t, int key, int v)
-{
-    return (real *)t->s + (ptrdiff_t)key * ROWS + v * VL;
-}
-
 /* What is done to products, in this order. */
 enum { SCALE = 1, CAP = 2, ALIBI = 4, BIAS = 8, MASK = 16, CUT = 32 };
 
@@ -120,16 +115,14 @@ static void shape(const sdpa_problem *p, sdpa_task *t, int v, int begin, int end
     }
 }
 
-/* The scores of a segment.  `high` of bare products comes out of the registers that
- * hold them; where they are shaped (on the edges of what geometry shows, or everywhere) it is found again. */
+/* The scores of a segment.  `high` of bare products comes with them; where they are shaped (on the edges of what geometry
+ * shows, or everywhere) it is found again. */
 static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride)
 {
     const int steps = steps_of(p, t);
     real *high = t->high, before[ROWS];
     memcpy(before, high, sizeof before);
-    score_keys(g.end_vector - g.first_vector, g.end - g.begin, p->dim, keys + g.begin * stride, stride,
-               (const real *)t->q + g.first_vector * VL, scores_at(t, g.begin, g.first_vector),
-               high + g.first_vector * VL);
+    score_products(p, t, g, keys, stride);
     for (int v = g.first_vector; steps && v < g.end_vector; ++v) {
         const int whole = t->cut && t->whole[v].begin <= g.begin && g.end <= t->whole[v].end;
         const int left = whole ? steps & ~CUT : steps;
@@ -143,7 +136,8 @@ static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, c
 static void scores(const sdpa_problem *p, sdpa_task *t)
 {
     ptrdiff_t stride;
-    const real *keys = read_block(&p->key, block_address(&p->key, t), t->block, p->dim, t->key_copy, &stride);
+    const real *keys =
+        read_block(&p->key, block_address(&p->key, t), t->block, p->dim, WHOLE_VECTORS, t->key_copy, &stride);
     for (int v = 0; v < t->vectors; ++v) vf_store((real *)t->high + v * VL, vf_set1(-(real)INFINITY));
     for (int i = 0; i < t->segments; ++i) score_segment(p, t, t->segment[i], keys, stride);
 }

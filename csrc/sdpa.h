@@ -97,7 +97,6 @@ typedef struct {
 typedef void (*sdpa_step)(const sdpa_problem *, sdpa_task *);
 
 typedef struct {
-    const char *isa; /* as in setup.py: "avx512" */
     int real_bytes;  /* 4: float, 8: double */
     int lanes, rows; /* rows in a vector, and in the largest task */
     int block_keys;
@@ -112,8 +111,14 @@ typedef struct {
     sdpa_step write_weights;                                /* weights of this block = exp(s - max) * shrink */
 } sdpa_kernel;
 
-/* dispatch.c: best first, NULL ends the list; each ISA has a float and a double kernel. */
-extern const sdpa_kernel *const sdpa_kernels[];
+/* The kernels of one instruction set: [0] for float, [1] for double; of each [0] for many rows, [1] for few. */
+typedef struct {
+    const char *name; /* as in setup.py: "avx512" */
+    const sdpa_kernel *kernel[2][2];
+} sdpa_isa;
+
+/* dispatch.c: best first; a name that is NULL ends the list. */
+extern const sdpa_isa sdpa_isas[];
 int sdpa_cpu_runs(const char *isa);
 
 /* task.c */

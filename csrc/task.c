@@ -15,9 +15,8 @@ static int64_t vectors_per_head(const sdpa_problem *p, int lanes)
     return (p->q_len * group_of(p) + lanes - 1) / lanes;
 }
 
-/* Tasks of one key/value head: as few as its rows allow, more where the threads would otherwise run short of work.
- * Where
- * causality or a window cuts them, they last from nothing to the longest, so those come in larger numbers. */
+/* Tasks of one key/value head: as few as its rows allow, more where the threads would otherwise run short of work.  Where
+ * causality or a window cuts them they last from nothing to the longest, so those come in larger numbers. */
 int64_t sdpa_tasks_per_head(const sdpa_problem *p, const sdpa_kernel *kernel, int threads)
 {
     const int64_t vectors = vectors_per_head(p, kernel->lanes), most = kernel->rows / kernel->lanes;
@@ -188,6 +187,12 @@ int sdpa_enter_block(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t k
     return t->segments > 0;
 }
 
+/* Rows in scratch may be filled up to whole vectors. */
+static int64_t padded(int64_t width, const sdpa_kernel *kernel)
+{
+    return (width + kernel->lanes - 1) / kernel->lanes * kernel->lanes;
+}
+
 /* The scratch of one thread: hands out the arrays of the task one after the other, each on a cache line. */
 static void *take(char **at, int64_t elements, int bytes)
 {
@@ -200,15 +205,16 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
 {
     const int64_t rows = kernel->rows, bytes = kernel->real_bytes, keys = min64(p->block_keys, p->kv_len);
     char *at = scratch;
-    t->q = take(&at, p->dim * rows, bytes);
+    const int64_t dim = padded(p->dim, kernel), value_dim = padded(p->value_dim, kernel);
+    t->q = take(&at, dim * rows, bytes);
     t->s = take(&at, keys * rows, bytes);
-    t->o = take(&at, p->value_dim * rows, bytes);
+    t->o = take(&at, value_dim * rows, bytes);
     t->high = take(&at, rows, bytes);
     t->max = take(&at, rows, bytes);
     t->sum = take(&at, rows, bytes);
     t->shrink = take(&at, rows, bytes);
-    t->key_copy = take(&at, keys * p->dim, bytes);
-    t->value_copy = take(&at, keys * p->value_dim, bytes);
+    t->key_copy = take(&at, keys * dim, bytes);
+    t->value_copy = take(&at, keys * value_dim, bytes);
     t->visible = take(&at, keys * rows, bytes);
     return (size_t)(at - scratch);
 }

@@ -32,13 +32,16 @@ cdef extern from "sdpa.h" nogil:
     ctypedef void (*sdpa_step)(const sdpa_problem *, sdpa_task *) noexcept nogil
 
     ctypedef struct sdpa_kernel:
-        const char *isa
         int real_bytes, lanes, rows, block_keys
         sdpa_step begin, scores, softmax_step, accumulate, accumulate_seen
         int (*finite)(const sdpa_problem *, const sdpa_task *) noexcept nogil
         sdpa_step close_sums, write_out, write_weights
 
-    const sdpa_kernel *const sdpa_kernels[]
+    ctypedef struct sdpa_isa:
+        const char *name
+        const sdpa_kernel *kernel[2][2]
+
+    const sdpa_isa sdpa_isas[]
     int sdpa_cpu_runs(const char *isa)
 
     int64_t sdpa_tasks_per_head(const sdpa_problem *, const sdpa_kernel *, int threads)

@@ -49,7 +49,7 @@ def explain(query, key, value, **options):
     out_bytes = math.prod((*problem.lead, problem.heads, problem.q_len, value_dim)) * problem.dtype.itemsize
     return Explanation(
         kernel=kernel.name,
-        engine="rows in lanes",
+        engine="few rows: features in lanes" if plan.few_rows else "many rows: rows in lanes",
         dtype=str(problem.dtype),
         rows_per_task=plan.rows,
         keys_per_block=plan.keys,
@@ -68,7 +68,10 @@ def _reasons(problem, kernel, plan):
         yield f"{kernel.name} is the best kernel that this CPU runs"
     else:
         yield f"{kernel.name} was asked for by SDPA_KERNEL; the best on this CPU is {best}"
-    yield f"a vector holds {plan.lanes} rows of {problem.dtype}, a task up to {plan.most_rows} rows"
+    if plan.few_rows:
+        yield "few rows share a key/value head: memory is the limit, so K and V are read once, features in lanes"
+    else:
+        yield f"a vector holds {plan.lanes} rows of {problem.dtype}, a task up to {plan.most_rows} rows"
     if plan.threads == 1 and problem.threads == 1:
         yield "one thread: the call is small, or one was asked for"
     elif plan.threads < problem.threads:

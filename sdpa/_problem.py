@@ -19,6 +19,7 @@ INT64 = np.iinfo(np.int64)
 class Plan(NamedTuple):
     """How a problem is cut for the threads."""
 
+    few_rows: bool
     lanes: int
     most_rows: int
     rows: int

@@ -1,5 +1,6 @@
 """The C kernels without Python (arm/driver.c): built for Arm and run under qemu, and here with sanitizers."""
 
+import itertools
 import os
 import runpy
 import shutil
@@ -121,9 +122,14 @@ def build(folder, compiler, isas, flags):
     known = runpy.run_path(str(ROOT / "setup.py"))["ISAS"]
     flags = ["-std=c11", "-Wall", "-Wextra", f"-I{ROOT / 'csrc'}", *flags]
     have = [f"-DSDPA_HAVE_{isa}" for isa in isas]
-    jobs = [(ROOT / "csrc" / "kernel.c", [f"-DSDPA_ISA_{isa}", f"-DSDPA_REAL_BYTES={size}", *known[isa].flags])
-            for isa in isas for size in (4, 8)]  # fmt: skip
-    jobs += [(ROOT / "csrc" / "kernel.c", ["-DSDPA_ISA_baseline", f"-DSDPA_REAL_BYTES={size}"]) for size in (4, 8)]
+    jobs = [
+        (
+            ROOT / "csrc/kernel.c",
+            [f"-DSDPA_ISA_{isa}", f"-DSDPA_REAL_BYTES={size}", f"-DSDPA_FEW_ROWS={few}", *isa_flags],
+        )
+        for isa, isa_flags in [*((isa, known[isa].flags) for isa in isas), ("baseline", [])]
+        for size, few in itertools.product((4, 8), (0, 1))
+    ]
     jobs += [(source, have) for source in (ROOT / "csrc/dispatch.c", ROOT / "csrc/task.c", ROOT / "tests/arm/driver.c")]
 
     def compile_one(number, source, more):
@@ -161,32 +167,37 @@ DTYPES = [np.float32, np.float64]
 every_case = pytest.mark.parametrize("case", CASES)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 every_arm_isa = pytest.mark.parametrize("isa", ["neon", "baseline"])
+every_engine = pytest.mark.parametrize("few_rows", ["0", "1"], ids=["many rows", "few rows"])
 every_isa = pytest.mark.parametrize("isa", sdpa.kernels())
 
 
 @every_case
 @every_dtype
 @every_arm_isa
-def test_arm(arm, isa, dtype, case):
-    check([*arm, isa, "1"], case, dtype)
+@every_engine
+def test_arm(arm, isa, few_rows, dtype, case):
+    check([*arm, isa, few_rows, "1"], case, dtype)
 
 
 @every_dtype
 @every_arm_isa
-def test_arm_weights_and_other_cuts(arm, isa, dtype):
-    check([*arm, isa, "1"], "all at once", dtype, weights=True)
-    check([*arm, isa, "16"], "causal", dtype)
+@every_engine
+def test_arm_weights_and_other_cuts(arm, isa, few_rows, dtype):
+    check([*arm, isa, few_rows, "1"], "all at once", dtype, weights=True)
+    check([*arm, isa, few_rows, "16"], "causal", dtype)
 
 
 @every_case
 @every_dtype
 @every_isa
-def test_sanitized(sanitized, isa, dtype, case):
-    check([*sanitized, isa, "1"], case, dtype)
+@every_engine
+def test_sanitized(sanitized, isa, few_rows, dtype, case):
+    check([*sanitized, isa, few_rows, "1"], case, dtype)
 
 
 @every_dtype
 @every_isa
-def test_sanitized_weights_and_other_cuts(sanitized, isa, dtype):
-    check([*sanitized, isa, "1"], "all at once", dtype, weights=True)
-    check([*sanitized, isa, "16"], "causal", dtype)
+@every_engine
+def test_sanitized_weights_and_other_cuts(sanitized, isa, few_rows, dtype):
+    check([*sanitized, isa, few_rows, "1"], "all at once", dtype, weights=True)
+    check([*sanitized, isa, few_rows, "16"], "causal", dtype)

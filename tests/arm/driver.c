@@ -1,8 +1,8 @@
 /* One call of attention without Python: a problem on standard input, its result on standard output.
  *
- *     driver ISA THREADS < problem > result
+ *     driver ISA FEW THREADS < problem > result
  *
- * THREADS only decides how the rows are cut into tasks; they run one after the other.  The problem is a `header` and the
+ * FEW is 1 for the engine that is meant for few rows, whatever their number here.  THREADS only decides how the rows are cut into tasks; they run one after the other.  The problem is a `header` and the
  * arrays it announces, in the order in which main() takes them; tests/test_arm.py writes it.  Every array and the scratch
  * of every task is an allocation of its own and of the exact size, so that a sanitizer sees what reads or writes too far.
  * Nothing but scratch is freed. */
@@ -98,11 +98,11 @@ static void run(sdpa_problem *p, const sdpa_kernel *kernel, int threads)
     }
 }
 
-static const sdpa_kernel *find(const char *isa, int64_t real_bytes)
+static const sdpa_kernel *find(const char *isa, int64_t real_bytes, int few_rows)
 {
-    for (int i = 0; sdpa_kernels[i]; ++i)
-        if (!strcmp(sdpa_kernels[i]->isa, isa) && sdpa_kernels[i]->real_bytes == real_bytes && sdpa_cpu_runs(isa))
-            return sdpa_kernels[i];
+    for (int i = 0; sdpa_isas[i].name; ++i)
+        if (!strcmp(sdpa_isas[i].name, isa) && sdpa_cpu_runs(isa))
+            return sdpa_isas[i].kernel[real_bytes == 8][few_rows != 0];
     fail("no such kernel on this CPU");
     return NULL;
 }
@@ -110,7 +110,7 @@ static const sdpa_kernel *find(const char *isa, int64_t real_bytes)
 int main(int argc, char **argv)
 {
     header h;
-    if (argc != 3) fail("usage: driver ISA THREADS < problem > result");
+    if (argc != 4) fail("usage: driver ISA FEW THREADS < problem > result");
     if (fread(&h, sizeof h, 1, stdin) != 1) fail("no header");
     const int real = (int)h.real_bytes, dtype = real == 4 ? SDPA_FLOAT32 : SDPA_FLOAT64;
     const int64_t rows = h.batches * h.heads * h.q_len, keys = h.batches * h.kv_heads * h.kv_len;
@@ -148,7 +148,7 @@ int main(int argc, char **argv)
     else
         p.out = result;
     p.lse = array_of(calloc(rows, real), dtype, real, h.heads, h.q_len, 1);
-    run(&p, find(argv[1], h.real_bytes), atoi(argv[2]));
+    run(&p, find(argv[1], h.real_bytes, atoi(argv[2])), atoi(argv[3]));
     fwrite(result.data, real, rows * width, stdout);
     fwrite(p.lse.data, real, rows, stdout);
     return 0;
