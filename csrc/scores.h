@@ -95,9 +95,10 @@ static inline ALWAYS_INLINE void shape_by(const sdpa_problem *p, sdpa_task *t, i
                 s[i] = vf_select(vf_lt(here, row.first), hidden, vf_select(vf_lt(row.last, here), hidden, s[i]));
             }
         UNROLL_FOR (int i = 0; i < VL; ++i) {
-            if (i >= count) break;
-            high[i % 2] = vf_max(s[i], high[i % 2]);
-            vf_store(scores_at(t, key + i, v), s[i]);
+            if (i < count) {
+                high[i % 2] = vf_max(s[i], high[i % 2]);
+                vf_store(scores_at(t, key + i, v), s[i]);
+            }
         }
     }
     vf_store((real *)t->high + v * VL, vf_max(high[0], high[1]));
