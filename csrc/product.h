@@ -172,10 +172,13 @@ static void output_block(const sdpa_task *t, int64_t value_dim, const real *valu
 static int finite(const sdpa_problem *p, const sdpa_task *t)
 {
     const real *o = t->o;
-    vf poison = vf_set1(0);
+    vf poison[SDPA_MAX_VECTORS]; /* one chain would wait for each fma */
+    UNROLL_FOR (int v = 0; v < VECTORS; ++v) poison[v] = vf_set1(0);
     for (int64_t e = 0; t->started && e < p->value_dim; ++e)
-        for (int v = 0; v < t->vectors; ++v) poison = vf_fma(vf_load(o + e * ROWS + v * VL), vf_set1(0), poison);
-    return is_zero(poison);
+        UNROLL_FOR (int v = 0; v < VECTORS; ++v)
+            if (v < t->vectors) poison[v] = vf_fma(vf_load(o + e * ROWS + v * VL), vf_set1(0), poison[v]);
+    UNROLL_FOR (int v = 1; v < VECTORS; ++v) poison[0] = vf_add(poison[0], poison[v]);
+    return is_zero(poison[0]);
 }
 
 static inline real *output_at(const sdpa_problem *p, const sdpa_task *t, int row, int64_t feature)
