@@ -1,9 +1,9 @@
 /* The engine for few rows (decoding): memory is the limit, so K and V are read once, row by row as they lie, with
- * features in lanes.  Everything between the two products is that of the other engine: scores lie as s[key][rows], in one
- * vector of rows.
+ * features in lanes.  Everything between the two products is that of the other engine: scores lie as s[key][rows], in
+ * one vector of rows.
  *
  * Queries lie as q[row][features] and sums as o[row][features], padded with 0 to whole vectors; rows of K and V that do
- * not end on a whole vector are copied to such.  The sums of a row run in an order that does not depend on the others. */
+ * not end on a whole vector are copied to such.  The order of the sums of a row does not depend on other rows. */
 
 enum { WHOLE_VECTORS = 1 };
 
@@ -11,12 +11,11 @@ static void load_queries(const sdpa_problem *p, sdpa_task *t)
 {
     for (int row = 0; row < t->rows; ++row)
         read_row(t->query_row[row], &p->query, p->dim, (real *)t->q + row * padded(p->dim));
-    memset(t->s, 0,
-           (size_t)(p->block_keys < p->kv_len ? p->block_keys : p->kv_len) * ROWS *
-               sizeof(real)); /* the lanes of rows that are not there */
+    const int64_t keys = p->block_keys < p->kv_len ? p->block_keys : p->kv_len;
+    memset(t->s, 0, (size_t)keys * ROWS * sizeof(real)); /* the lanes of rows that are not there */
 }
 
-/* Sums over lanes of VL vectors at once: lane i of the result is that of sum[i].  Four running sums, then two. */
+/* Sums over lanes of VL vectors at once: lane i of the result is that of sum[i]. */
 static inline ALWAYS_INLINE vf sums_of_lanes(vf sum[VL])
 {
     vf_transpose(sum);

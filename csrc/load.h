@@ -1,7 +1,7 @@
 /* Reading and writing arrays of any dtype and any stride: the only place that knows how the caller's memory looks.
  * Addresses need not be aligned (a view into packed records is legal in NumPy), hence memcpy. */
 
-/* A number too large for `real` becomes the largest one: only an inf is inf (a bias of -DBL_MAX must not hide a key). */
+/* A number too large for `real` becomes the largest one: only inf is inf (a bias of -DBL_MAX must not hide a key). */
 static inline real narrowed(double x)
 {
     if (isfinite(x) && x > REAL_MAX) return REAL_MAX;
@@ -75,8 +75,8 @@ static inline void read_row(const char *at, const sdpa_array *array, int64_t wid
     }
 }
 
-/* Rows of K or V as `real` rows of `width` with stride *stride: in place where they lie so, else copied to `copy`, where
- * they are padded with 0 to whole vectors (`whole`: the caller needs them so). */
+/* Rows of K or V as `real` rows of `width` with stride *stride: in place where they lie so, else copied to `copy`,
+ * where they are padded with 0 to whole vectors (`whole`: the caller needs them so). */
 static const real *read_block(const sdpa_array *array, const char *at, int64_t rows, int64_t width, int whole,
                               real *copy, ptrdiff_t *stride)
 {

@@ -90,8 +90,8 @@ static void write_weights(const sdpa_problem *p, sdpa_task *t)
             const int seen = key >= t->of_vector[v].begin && key < t->of_vector[v].end;
             real *s = scores_at(t, key, v);
             const vf score = vf_load(s), weight = vf_exp(vf_sub(score, from), factors, floor);
-            vf_store(s,
-                     seen ? vf_select(vf_eq(score, hidden), zero, vf_mul(weight, share)) : zero); /* 0 beside NaN too */
+            const vf part = vf_select(vf_eq(score, hidden), zero, vf_mul(weight, share)); /* 0 beside NaN too */
+            vf_store(s, seen ? part : zero);
         }
     }
     store_transposed(&p->weights, t, t->s, t->key, t->block, NULL);

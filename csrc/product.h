@@ -108,12 +108,46 @@ static void score_keys(int vectors, int64_t keys, int64_t dim, const real *k, pt
 #undef SCORE_TILES
 }
 
+/* The error of one sum over thousands of features would exceed twice that of NumPy: they are summed in parts. */
+enum { LONGEST_SUM = 512 };
+
+static void score_features(sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride, int64_t first, int64_t end,
+                           real *s, real *high)
+{
+    score_keys(g.end_vector - g.first_vector, g.end - g.begin, end - first, keys + g.begin * stride + first, stride,
+               (const real *)t->q + first * ROWS + g.first_vector * VL, s, high);
+}
+
+/* s += the products of the features from LONGEST_SUM on; high is found again. */
+static void add_features(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride,
+                         real *s, real *high)
+{
+    real part[BLOCK_KEYS * ROWS], unused[ROWS] = {0};
+    const int64_t vectors = g.end_vector - g.first_vector;
+    for (int64_t d = LONGEST_SUM; d < p->dim; d += LONGEST_SUM) {
+        const int64_t end = p->dim - d < LONGEST_SUM ? p->dim : d + LONGEST_SUM;
+        score_features(t, g, keys, stride, d, end, part, unused);
+        for (int key = 0; key < g.end - g.begin; ++key)
+            for (int64_t i = key * ROWS; i < key * ROWS + vectors * VL; i += VL) {
+                const vf sum = vf_add(vf_load(s + i), vf_load(part + i));
+                real *highest = high + (i - key * ROWS);
+                vf_store(s + i, sum);
+                if (end == p->dim) vf_store(highest, vf_max(sum, vf_load(highest)));
+            }
+    }
+}
+
 /* The products of a segment. */
 static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride)
 {
-    score_keys(g.end_vector - g.first_vector, g.end - g.begin, p->dim, keys + g.begin * stride, stride,
-               (const real *)t->q + g.first_vector * VL, scores_at(t, g.begin, g.first_vector),
-               (real *)t->high + g.first_vector * VL);
+    real *s = scores_at(t, g.begin, g.first_vector), *high = (real *)t->high + g.first_vector * VL;
+    if (p->dim <= LONGEST_SUM) {
+        score_features(t, g, keys, stride, 0, p->dim, s, high);
+    } else {
+        real unused[ROWS] = {0};
+        score_features(t, g, keys, stride, 0, LONGEST_SUM, s, unused);
+        add_features(p, t, g, keys, stride, s, high);
+    }
 }
 
 /* ---- o[feature][rows] = o[feature][rows] * shrink[rows] + sum over keys of V[key][feature] * s[key][rows] */

@@ -4,11 +4,11 @@
  * stays the bare product.  Otherwise they are scaled here; a factor of 0 or less must not meet -inf. */
 static inline int scale_in_exponent(const sdpa_problem *p)
 {
-    return p->scale > REAL_MIN && p->softcap == 0 && !p->alibi_slopes && !p->bias.data;
+    return p->scale > 4 * REAL_BIAS / (double)REAL_MAX && p->softcap == 0 && !p->alibi_slopes && !p->bias.data;
 }
 static inline real exponent_factor(const sdpa_problem *p)
 {
-    return (real)(LOG2_E * (scale_in_exponent(p) ? p->scale : 1));
+    return narrowed(LOG2_E * (scale_in_exponent(p) ? p->scale : 1));
 }
 
 /* What is done to products, in this order. */
@@ -26,12 +26,10 @@ typedef struct {
     vf first, last;     /* keys of the block that geometry (causal, window, lengths) leaves visible */
 } row_constants;
 
-static inline int64_t group_of(const sdpa_problem *p) { return p->heads / p->kv_heads; }
-
 /* Where a row finds its number in arrays of shape (B, H). */
 static inline int64_t head_index(const sdpa_problem *p, const sdpa_task *t, int row)
 {
-    return t->batch * p->heads + t->kv_head * group_of(p) + (t->first_row + row) % group_of(p);
+    return t->batch * p->heads + t->kv_head * sdpa_group(p) + (t->first_row + row) % sdpa_group(p);
 }
 
 static row_constants constants_of(const sdpa_problem *p, const sdpa_task *t, int v, int steps)
@@ -42,7 +40,7 @@ static row_constants constants_of(const sdpa_problem *p, const sdpa_task *t, int
         const int padded = v * VL + i, row = padded < t->rows ? padded : t->rows - 1;
         if (steps & ALIBI) {
             slope[i] = (real)p->alibi_slopes[head_index(p, t, row)];
-            position[i] = (real)(offset + (double)((t->first_row + row) / group_of(p) - t->key));
+            position[i] = (real)(offset + (double)((t->first_row + row) / sdpa_group(p) - t->key));
         }
         if (steps & CUT) {
             first[i] = (real)t->sees[padded].begin; /* small whole numbers: exact */
@@ -65,8 +63,8 @@ static inline vf add_bias(vf s, vf bias)
 static inline ALWAYS_INLINE void shape_by(const sdpa_problem *p, sdpa_task *t, int v, int begin, int end,
                                           const int steps)
 {
-    const vf hidden = vf_set1(-(real)INFINITY), scale = vf_set1((real)p->scale);
-    const vf cap = vf_set1(p->softcap > REAL_MIN ? (real)p->softcap : REAL_MIN);
+    const vf hidden = vf_set1(-(real)INFINITY), scale = vf_set1(narrowed(p->scale));
+    const vf cap = vf_set1(p->softcap > REAL_MIN ? narrowed(p->softcap) : REAL_MIN);
     const row_constants row = constants_of(p, t, v, steps);
     vf high[2] = {vf_load((real *)t->high + v * VL), hidden}; /* two chains: one would wait for each maximum */
     for (int key = begin; key < end; key += VL) {
@@ -116,8 +114,8 @@ static void shape(const sdpa_problem *p, sdpa_task *t, int v, int begin, int end
     }
 }
 
-/* The scores of a segment.  `high` of bare products comes with them; where they are shaped (on the edges of what geometry
- * shows, or everywhere) it is found again. */
+/* The scores of a segment.  `high` of bare products comes with them; where they are shaped (on the edges of what
+ * geometry shows, or everywhere) it is found again. */
 static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride)
 {
     const int steps = steps_of(p, t);

@@ -29,8 +29,9 @@ typedef struct {
     sdpa_array weights;    /* (B, H, M, N), zeroed: where attention_weights puts its result */
     sdpa_array lse;        /* (B, H, M): rows in `row`, `column` unused */
     sdpa_array mask, bias; /* broadcast to (B, H, M, N) */
-    /* Query i of batch b sees the keys i + begin_shift[b] <= j < i + end_shift[b]; NULL: no bound on that side.  Causal,
-     * window and q_offset are no more than that.  The shifts are between +-(q_len + kv_len + 1), so sums do not overflow. */
+    /* Query i of batch b sees the keys i + begin_shift[b] <= j < i + end_shift[b]; NULL: no bound on that side.
+     * Causal, window and q_offset are no more than that.  The shifts lie within +-(q_len + kv_len + 1), so that sums do
+     * not overflow. */
     const int64_t *begin_shift, *end_shift; /* (B) */
     ptrdiff_t shift_step;                   /* 1, or 0 where one shift serves all batches */
     const int64_t *q_offset;                /* (B): position of query 0, for ALiBi; NULL: kv_len - q_len */
@@ -42,6 +43,9 @@ typedef struct {
     int64_t tasks_per_head;     /* per key/value head */
     int64_t block_keys;         /* keys per block */
 } sdpa_problem;
+
+/* Query heads that share a key/value head. */
+static inline int64_t sdpa_group(const sdpa_problem *p) { return p->heads / p->kv_heads; }
 
 /* Half open: begin <= key < end. */
 typedef struct {

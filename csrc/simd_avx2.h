@@ -57,7 +57,9 @@ static inline vf vf_from_float(const float *p) { return _mm256_cvtps_pd(_mm_load
 static inline void vm_transpose_bools(vf seen[4], char *const row[4], ptrdiff_t at)
 {
     UNROLL_FOR (int i = 0; i < 4; ++i) {
-        const __m256i lanes = _mm256_setr_epi64x(row[0][at + i], row[1][at + i], row[2][at + i], row[3][at + i]);
+        const int64_t a = row[0][at + i] != 0, b = row[1][at + i] != 0, c = row[2][at + i] != 0,
+                      d = row[3][at + i] != 0;
+        const __m256i lanes = _mm256_setr_epi64x(a, b, c, d);
         seen[i] = V_CAST(_mm256_cmpgt_epi64(lanes, _mm256_setzero_si256()));
     }
 }
@@ -90,7 +92,7 @@ static inline vf vf_fma(vf a, vf b, vf c) { return V(fmadd)(a, b, c); }   /* a*b
 static inline vf vf_fnma(vf a, vf b, vf c) { return V(fnmadd)(a, b, c); } /* c - a*b */
 static inline vf vf_max(vf a, vf b) { return V(max)(a, b); }              /* b where either is NaN */
 static inline vf vf_abs(vf a) { return V(andnot)(V(set1)((real)-0.0), a); }
-static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see exponent_of in vmath.h */
+static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see ROUNDER in vmath.h */
 static inline vm vf_lt(vf a, vf b) { return V(cmp)(a, b, _CMP_LT_OQ); }
 static inline vm vf_eq(vf a, vf b) { return V(cmp)(a, b, _CMP_EQ_OQ); }
 static inline vf vf_select(vm m, vf a, vf b) { return V(blendv)(b, a, m); } /* m ? a : b */

@@ -19,8 +19,8 @@ typedef __mmask16 vm;
 #define V_EXPONENT_SHIFT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
 
 static inline vf vf_from_float(const float *p) { return _mm512_loadu_ps(p); }
-/* seen[column] lane row = row[row][at + column] is not 0: four rows to a register, interleaved by bytes and by pairs, then each
- * column's four groups of four rows brought together. */
+/* seen[column] lane row = row[row][at + column] is not 0: four rows to a register, interleaved by bytes and by pairs,
+ * then each column's four groups of four rows brought together. */
 static inline void vm_transpose_bools(vm seen[16], char *const row[16], ptrdiff_t at)
 {
     __m512i every_fourth[4], by_two[4], columns[4];
@@ -126,7 +126,7 @@ static inline vf vf_fma(vf a, vf b, vf c) { return V(fmadd)(a, b, c); }   /* a*b
 static inline vf vf_fnma(vf a, vf b, vf c) { return V(fnmadd)(a, b, c); } /* c - a*b */
 static inline vf vf_max(vf a, vf b) { return V(max)(a, b); }              /* b where either is NaN */
 static inline vf vf_abs(vf a) { return V(abs)(a); }
-static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see exponent_of in vmath.h */
+static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see ROUNDER in vmath.h */
 static inline vm vf_lt(vf a, vf b) { return V_COMPARE(a, b, _CMP_LT_OQ); }
 static inline vm vf_eq(vf a, vf b) { return V_COMPARE(a, b, _CMP_EQ_OQ); }
 static inline vf vf_select(vm m, vf a, vf b) { return V(mask_blend)(m, b, a); } /* m ? a : b */

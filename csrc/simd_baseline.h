@@ -17,7 +17,12 @@ typedef struct {
     return result
 
 static inline vf vf_from_float(const float *p) { LANES(vf, (real)p[i]); }
-static inline vf vf_load(const real *p) { LANES(vf, p[i]); }
+static inline vf vf_load(const real *p) /* of any alignment, like all loads and stores */
+{
+    vf result;
+    memcpy(&result, p, sizeof result);
+    return result;
+}
 static inline vf vf_set1(real a) { LANES(vf, a); }
 static inline vf vf_add(vf a, vf b) { LANES(vf, a.lane[i] + b.lane[i]); }
 static inline vf vf_sub(vf a, vf b) { LANES(vf, a.lane[i] - b.lane[i]); }
@@ -31,12 +36,9 @@ static inline vm vf_lt(vf a, vf b) { LANES(vm, a.lane[i] < b.lane[i]); }
 static inline vm vf_eq(vf a, vf b) { LANES(vm, a.lane[i] == b.lane[i]); }
 static inline vf vf_select(vm m, vf a, vf b) { LANES(vf, m.lane[i] ? a.lane[i] : b.lane[i]); }
 
-static inline void vf_store(real *p, vf a)
-{
-    UNROLL_FOR (int i = 0; i < VL; ++i) p[i] = a.lane[i];
-}
+static inline void vf_store(real *p, vf a) { memcpy(p, &a, sizeof a); }
 
-static inline real lane_exponent(real t) /* see exponent_of in vmath.h */
+static inline real lane_exponent(real t) /* see ROUNDER in vmath.h */
 {
     real_bits bits;
     memcpy(&bits, &t, sizeof bits);

@@ -73,7 +73,7 @@ static inline vf vf_div(vf a, vf b) { return V(div)(a, b); }
 static inline vf vf_fma(vf a, vf b, vf c) { return V(fma)(c, a, b); }  /* a*b + c */
 static inline vf vf_fnma(vf a, vf b, vf c) { return V(fms)(c, a, b); } /* c - a*b */
 static inline vf vf_abs(vf a) { return V(abs)(a); }
-static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see exponent_of in vmath.h */
+static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see ROUNDER in vmath.h */
 static inline vm vf_lt(vf a, vf b) { return V(clt)(a, b); }
 static inline vm vf_eq(vf a, vf b) { return V(ceq)(a, b); }
 static inline vf vf_select(vm m, vf a, vf b) { return V(bsl)(m, a, b); } /* m ? a : b */

@@ -37,8 +37,8 @@ static void softmax_step(const sdpa_problem *p, sdpa_task *t)
     }
 }
 
-/* One row at the end of its sums: its sink joins the denominator, its lse is written.  A row that saw nothing has the sum
- * 0 (one that saw NaN has NaN), and gets -inf whatever its sink. */
+/* One row at the end of its sums: its sink joins the denominator, its lse is written.  A row that saw nothing has the
+ * sum 0 (one that saw NaN has NaN), and gets -inf whatever its sink. */
 static void close_row(const sdpa_problem *p, sdpa_task *t, int row)
 {
     const double unit = scale_in_exponent(p) ? p->scale : 1; /* of max, in natural logarithms */

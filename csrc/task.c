@@ -9,14 +9,13 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t clip64(int64_t x, int64_t low, int64_t high) { return max64(low, min64(x, high)); }
 
-static int64_t group_of(const sdpa_problem *p) { return p->heads / p->kv_heads; }
 static int64_t vectors_per_head(const sdpa_problem *p, int lanes)
 {
-    return (p->q_len * group_of(p) + lanes - 1) / lanes;
+    return (p->q_len * sdpa_group(p) + lanes - 1) / lanes;
 }
 
-/* Tasks of one key/value head: as few as its rows allow, more where the threads would otherwise run short of work.  Where
- * causality or a window cuts them they last from nothing to the longest, so those come in larger numbers. */
+/* Tasks of one key/value head: as few as its rows allow, more where the threads would otherwise run short of work.
+ * Where causality or a window cuts them they last from nothing to the longest, so those come in larger numbers. */
 int64_t sdpa_tasks_per_head(const sdpa_problem *p, const sdpa_kernel *kernel, int threads)
 {
     const int64_t vectors = vectors_per_head(p, kernel->lanes), most = kernel->rows / kernel->lanes;
@@ -41,7 +40,7 @@ static void locate_rows(const sdpa_problem *p, const sdpa_array *array, const sd
                         int padded, char **address)
 {
     if (!array->data) return;
-    const int64_t group = group_of(p);
+    const int64_t group = sdpa_group(p);
     const int64_t query = first_row / group, in_group = first_row % group;
     char *at =
         array->data + t->batch * array->batch + (t->kv_head * group + in_group) * array->head + query * array->row;
@@ -75,13 +74,13 @@ void sdpa_enter_task(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t i
     t->vectors = (int)(end_vector - first_vector);
     const int padded = t->vectors * kernel->lanes;
     t->first_row = first_row;
-    t->rows = (int)min64(padded, p->q_len * group_of(p) - first_row);
+    t->rows = (int)min64(padded, p->q_len * sdpa_group(p) - first_row);
     t->kv_len = p->kv_lengths ? p->kv_lengths[t->batch] : p->kv_len;
     t->hidden = 0;
 
     /* Both ends of what a row sees grow with the row. */
-    const sdpa_span first = visible(p, t, first_row / group_of(p));
-    const sdpa_span last = visible(p, t, (first_row + t->rows - 1) / group_of(p));
+    const sdpa_span first = visible(p, t, first_row / sdpa_group(p));
+    const sdpa_span last = visible(p, t, (first_row + t->rows - 1) / sdpa_group(p));
     t->keys = (sdpa_span){first.begin, last.end};
     t->shared = (sdpa_span){last.begin, first.end};
     locate_rows(p, &p->query, t, first_row, padded, t->query_row);
@@ -112,7 +111,7 @@ static void summarise_mask(const sdpa_problem *p, const sdpa_task *t, int *any, 
 /* Which keys of the block each row sees, and which all rows of a vector see. */
 static void place_rows(const sdpa_problem *p, sdpa_task *t, int lanes)
 {
-    const int64_t group = group_of(p);
+    const int64_t group = sdpa_group(p);
     int64_t in_group = t->first_row % group, query = t->first_row / group;
     sdpa_range sees = {0, 0};
     for (int row = 0; row < t->vectors * lanes; ++row) {
@@ -130,14 +129,14 @@ static void place_rows(const sdpa_problem *p, sdpa_task *t, int lanes)
     }
 }
 
-/* The keys that any row of vector v sees, widened to whole steps of `lanes` so that segments do not get shorter than
- * a tile; what is computed in vain there is hidden by the lane compares of `hide`. */
+/* The keys that any row of vector v sees, widened to whole steps of `lanes` so that segments do not get shorter than a
+ * tile; what is computed in vain there is hidden again in scores.h. */
 static sdpa_segment seen_by_vector(const sdpa_task *t, int lanes, int v)
 {
-    const int begin = t->sees[v * lanes].begin,
-              end = t->sees[(v + 1) * lanes - 1].end; /* both ends grow with the row */
-    if (begin >= end) return (sdpa_segment){0, 0, v, v};
-    return (sdpa_segment){begin / lanes * lanes, (int)min64(t->block, (end + lanes - 1) / lanes * lanes), v, v + 1};
+    const sdpa_range first = t->sees[v * lanes], last = t->sees[(v + 1) * lanes - 1]; /* both ends grow with the row */
+    if (first.begin >= last.end) return (sdpa_segment){0, 0, v, v};
+    const int end = (int)min64(t->block, (last.end + lanes - 1) / lanes * lanes);
+    return (sdpa_segment){first.begin / lanes * lanes, end, v, v + 1};
 }
 
 /* Cuts the block where the set of vectors that see something changes.  Positions grow with the row, so a vector that

@@ -1,7 +1,6 @@
 /* Elementary functions on vectors.  Coefficients: weighted Remez fits on |f| <= 1/2 in 60 digits. */
 
 #define LOG2_E 1.4426950408889634074
-#define LN_2 0.69314718055994530942
 
 #if SDPA_REAL_BYTES == 4
 /* 2**f = 1 + f * poly(f), relative error 9.2e-8 (1.5 half-roundings of float). */
@@ -36,8 +35,8 @@ static inline vf split_power(vf x, vf factor, vf *power)
     return vf_fma(x, factor, vf_sub(rounder, biased)); /* the product is exact inside the fma */
 }
 
-/* d = exp(d * factor * ln 2) for `count` vectors d <= 0, given floor = lowest(factor).  2 ulp; exactly 1 for d = 0 and
- * exactly 0 where d * factor <= -REAL_BIAS, so a hidden score (-inf) adds nothing; NaN for NaN.
+/* d = exp(d * factor * ln 2) for `count` vectors d <= 0, given floor = lowest(factor).  2 ulp with fma; exactly 1 for
+ * d = 0 and exactly 0 where d * factor <= -REAL_BIAS, so a hidden score (-inf) adds nothing; NaN for NaN.
  * The vectors go through each step together: one after the other, their chains of dependent operations (40 cycles)
  * fill the scheduler of the CPU before it reaches the next. */
 static inline ALWAYS_INLINE void exp_all(vf *d, const int count, vf factor, vf floor)

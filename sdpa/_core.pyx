@@ -99,6 +99,9 @@ cdef class Kernel:
     """The arithmetic for one instruction set: for float32 and float64, each for many rows and for few."""
     cdef const sdpa_isa *isa
 
+    def __init__(self):
+        raise TypeError("kernels() lists the kernels there are")
+
     @property
     def name(self):
         return self.isa.name.decode()
@@ -124,7 +127,7 @@ def kernels():
     found = []
     while sdpa_isas[i].name != NULL:
         if sdpa_cpu_runs(sdpa_isas[i].name):
-            kernel = Kernel()
+            kernel = Kernel.__new__(Kernel)
             kernel.isa = &sdpa_isas[i]
             found.append(kernel)
         i += 1
@@ -244,7 +247,10 @@ def plan(
     p.begin_shift = &p.q_len if bounded else NULL  # what it holds is not looked at
     table = kernel.table(&p)
     tasks = cut_into_tasks(&p, table, &threads, &chunk)
-    rows = min(table.rows, -(-q_len * (heads // max(kv_heads, 1)) // max(p.tasks_per_head, 1)))
+    all_rows = q_len * (heads // max(kv_heads, 1))
+    vectors = (all_rows + table.lanes - 1) // table.lanes
+    per_task = (vectors + p.tasks_per_head - 1) // p.tasks_per_head if tasks else 0
+    rows = min(all_rows, per_task * table.lanes)
     few = table == kernel.isa.kernel[0][1] or table == kernel.isa.kernel[1][1]
     return (few, table.lanes, table.rows, rows, table.block_keys, tasks, threads,
             threads * sdpa_lay_out_scratch(&p, table, NULL, &sizes))
@@ -312,7 +318,7 @@ def attend_plain(Kernel kernel not None, query, key, value, bint causal, threads
         end_shift = p.kv_len - p.q_len + 1
         p.end_shift = &end_shift
     p.scale = 1 / sqrt(<double>p.dim)
-    if p.batches * p.heads * p.q_len * p.kv_len * (p.dim + p.value_dim) >= SMALL:
+    if <double>p.batches * p.heads * p.q_len * p.kv_len * (p.dim + p.value_dim) >= SMALL:
         threads = threads_of(None)
     run(&p, kernel.table(&p), threads)
     return out

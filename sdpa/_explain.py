@@ -1,9 +1,11 @@
 """What a call would do, and why."""
 
+import inspect
 import math
 from typing import NamedTuple
 
 from . import _kernels
+from ._forward import attention
 from ._problem import Problem
 
 
@@ -38,9 +40,11 @@ def explain(query, key, value, **options):
     >>> sdpa.explain(x, x, x).flops
     536870912
     """
-    for name in ("out", "return_lse"):
-        options.pop(name, None)
-    problem = Problem(query, key, value, **options)
+    unknown = set(options) - set(inspect.signature(attention).parameters)
+    if unknown:
+        raise TypeError(f"explain has no option {', '.join(sorted(unknown))}: its options are those of attention")
+    given = {name: option for name, option in options.items() if name not in ("out", "return_lse")}
+    problem = Problem(query, key, value, **given)
     kernel = _kernels.default
     plan = problem.plan(kernel)
     pairs = problem.visible_pairs()

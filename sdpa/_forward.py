@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import _core, _kernels, _threads
-from ._problem import FLOATS, Problem, check_out
+from ._problem import FLOATS, Problem, check_out, plain_array
 
 
 def attention(
@@ -105,26 +105,24 @@ def merge(outs, lses, *, out=None):
     >>> sdpa.merge(*zip(*parts))[0].round(6).tolist()
     [[2.5], [2.5]]
     """
-    outs, lses = [np.asarray(x) for x in outs], [np.asarray(x) for x in lses]
+    outs, lses = [plain_array("outs", x) for x in outs], [plain_array("lses", x) for x in lses]
     if not outs or len(outs) != len(lses):
         raise ValueError(f"outs has {len(outs)} parts and lses {len(lses)}: they must be as many, and at least one")
     for name, parts in (("outs", outs), ("lses", lses)):
         for part in parts:
             if part.dtype not in FLOATS:
                 raise TypeError(f"{name} has dtype {part.dtype}: it must be {' or '.join(map(str, FLOATS))}")
-            if part.shape != (outs[0].shape if name == "outs" else outs[0].shape[:-1]):
+            if outs[0].ndim == 0 or part.shape != (outs[0].shape if name == "outs" else outs[0].shape[:-1]):
                 raise ValueError(
                     f"outs have shapes {[x.shape for x in outs]} and lses {[x.shape for x in lses]}: "
                     f"all outs must be alike, and lses the same without the last axis"
                 )
     if out is not None:
-        check_out(
-            out, outs[0].shape, outs[0].dtype, dict(enumerate_names("outs", outs), **enumerate_names("lses", lses))
-        )
+        check_out(out, outs[0].shape, outs[0].dtype, dict(_numbered("outs", outs), **_numbered("lses", lses)))
     return _merge(outs, lses, np.empty_like(outs[0], subok=False) if out is None else out)
 
 
-def enumerate_names(name, parts):
+def _numbered(name, parts):
     return {f"{name}[{i}]": part for i, part in enumerate(parts)}
 
 
@@ -161,10 +159,17 @@ def scaled_dot_product_attention(
     """
     if dropout_p != 0:
         raise ValueError(f"dropout_p is {dropout_p}: dropout is not offered, it must be 0")
+    if not isinstance(is_causal, (bool, np.bool_)):
+        raise TypeError(f"is_causal is {is_causal!r}: it must be True or False")
     if is_causal and attn_mask is not None:
         raise ValueError("is_causal is True and attn_mask is given: only one of them may be")
     heads = [np.shape(x)[-3] if np.ndim(x) > 2 else 1 for x in (query, key, value)]
     if len(set(heads)) > 1 and not enable_gqa:
         raise ValueError(f"query, key and value have {heads} heads: they must be equal unless enable_gqa is True")
-    kind = "mask" if attn_mask is None or np.asarray(attn_mask).dtype == np.bool_ else "bias"
+    kind = "mask"
+    if attn_mask is not None:
+        attn_mask = plain_array("attn_mask", attn_mask)
+        if attn_mask.dtype != np.bool_ and attn_mask.dtype not in FLOATS:
+            raise TypeError(f"attn_mask has dtype {attn_mask.dtype}: it must be boolean, or floating to be added")
+        kind = "mask" if attn_mask.dtype == np.bool_ else "bias"
     return attention(query, key, value, causal=bool(is_causal), q_offset=0, scale=scale, **{kind: attn_mask})

@@ -14,6 +14,7 @@ from . import _core, _threads
 
 FLOATS = (np.dtype(np.float32), np.dtype(np.float64))  # that can be computed with; narrow before wide
 INT64 = np.iinfo(np.int64)
+LONGEST = 2**40  # size of a key or a value: sizes of scratch must not overflow
 
 
 class Plan(NamedTuple):
@@ -40,6 +41,10 @@ class Problem:
         value = None if value is None else _float_array("value", value)
         self.inputs = {"query": query, "key": key, "value": value}
         self.rank = max(x.ndim for x in (query, key, value) if x is not None)
+        for name in ("key", "value"):
+            array = self.inputs[name]
+            if array is not None and array.itemsize > query.itemsize:
+                raise TypeError(f"{name} has dtype {array.dtype}: it must not be wider than query, {query.dtype}")
         self.like = query
         self.dtype = query.dtype
         self._take_arrays(query, key, value)
@@ -64,6 +69,8 @@ class Problem:
         v = k[..., :0] if value is None else _four_axes(value)
         self.heads, self.q_len, dim = q.shape[-3:]
         kv_heads, self.kv_len, key_dim = k.shape[-3:]
+        if max(dim, v.shape[-1]) > LONGEST:
+            raise ValueError(f"query has shape {query.shape}: the last axes must not be longer than {LONGEST}")
         if dim != key_dim:
             raise ValueError(f"query has shape {query.shape} and key {key.shape}: the last axes must be equal")
         if v.shape[-3:-1] != k.shape[-3:-1]:
@@ -104,14 +111,14 @@ class Problem:
         return [np.broadcast_to(x, lead + x.shape[-3:]) for x in arrays]
 
     def _mask(self, mask, pairs):
-        mask = np.asarray(mask)
+        mask = plain_array("mask", mask)
         if mask.dtype != np.bool_:
             raise TypeError(f"mask has dtype {mask.dtype}: it must be boolean; numbers to add are given as bias")
         self.inputs["mask"] = mask
         return _broadcast("mask", mask, pairs)
 
     def _bias(self, bias, pairs):
-        bias = np.asarray(bias)
+        bias = plain_array("bias", bias)
         if bias.dtype == np.bool_:
             raise TypeError("bias has dtype bool: it must be floating; who may attend is given as mask")
         self.inputs["bias"] = _float_array("bias", bias)
@@ -211,11 +218,26 @@ def _folds(shape, strides):
     return all(strides[i] == strides[i + 1] * shape[i + 1] for i in range(len(shape) - 1))
 
 
+def plain_array(name, array):
+    if type(array) is np.ndarray:
+        return array
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: give its data, and who may attend as mask")
+    return np.asarray(array)
+
+
+def _overlaps_itself(array):
+    """By strides: each must step over all that the smaller ones reach."""
+    reach = array.itemsize
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape) if size > 1):
+        if stride < reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
 def _float_array(name, array):
-    if type(array) is not np.ndarray:
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(f"{name} is a masked array: give its data, and who may attend as mask")
-        array = np.asarray(array)
+    array = plain_array(name, array)
     if array.dtype not in FLOATS or not array.dtype.isnative:
         raise TypeError(
             f"{name} has dtype {array.dtype}: it must be {' or '.join(map(str, FLOATS))}, in native byte order"
@@ -227,13 +249,13 @@ def _float_array(name, array):
 
 def check_out(out, shape, dtype, inputs):
     """`out` can take a result of `shape` and `dtype` without touching the inputs (name: array)."""
-    if not isinstance(out, np.ndarray):
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out is of type {type(out).__name__}: it must be an array")
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}: the result has {shape} and {dtype}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")
-    if any(stride == 0 and size > 1 for stride, size in zip(out.strides, out.shape)):
+    if out.size and _overlaps_itself(out):
         raise ValueError(f"out has strides {out.strides}: its elements must not overlap one another")
     for name, array in inputs.items():
         if array is not None and np.shares_memory(out, array):
@@ -264,6 +286,8 @@ def _sides(window):
     if len(window) != 2:
         raise ValueError(f"window is {window!r}: {rule}")
     try:
+        if any(isinstance(side, (bool, np.bool_)) for side in window):
+            raise TypeError
         return [None if side is None else operator.index(side) for side in window]
     except TypeError:
         raise TypeError(f"window is {window!r}: {rule}") from None
@@ -281,7 +305,7 @@ def _whole_numbers(name, given, lead):
     numbers = np.asarray(given)
     if numbers.dtype == object and all(isinstance(number, int) for number in numbers.flat):
         raise ValueError(f"{name} is {given}: it must fit into 64 bits with a sign")
-    if numbers.dtype.kind not in "iu":
+    if numbers.dtype.kind not in "iu" and numbers.size:
         raise TypeError(f"{name} has dtype {numbers.dtype}: it must be a whole number, or one for each batch")
     if numbers.dtype == np.uint64 and (numbers > INT64.max).any():
         raise ValueError(f"{name} is {given}: it must fit into 64 bits with a sign")
@@ -305,9 +329,13 @@ def _per_head(name, given, lead, heads):
 
 def _number(name, given):
     try:
+        if isinstance(given, (str, bytes, bool, np.bool_)):
+            raise TypeError
         number = float(given)
     except (TypeError, ValueError):
         raise TypeError(f"{name} is {given!r}: it must be a number or None") from None
+    except OverflowError:
+        raise ValueError(f"{name} is {given}: it must be finite") from None
     if not math.isfinite(number):
         raise ValueError(f"{name} is {number}: it must be finite")
     return number

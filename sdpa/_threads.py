@@ -8,28 +8,25 @@ from pathlib import Path
 
 MOST = max(64, 4 * (os.cpu_count() or 1))  # OpenMP ends the process where threads cannot be created
 
-_pool_started = False
-_orphan = None  # the thread that survived a fork after its OpenMP pool had started
+_orphan = None  # the thread that a forked child began with
 
 
 def count(threads=None):
     """`threads` if given, else SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use."""
-    global _pool_started
     number = _wanted(threads)
-    # A forked child has none of its parent's threads, but libgomp in it waits for them: one thread then.
-    if _orphan is not None and _orphan == threading.get_ident():
-        return 1
-    _pool_started = _pool_started or number > 1
-    return number
+    # A forked child has none of its parent's threads, but libgomp in it waits for them, whoever started them.
+    return 1 if _orphan is not None and _orphan == threading.get_ident() else number
 
 
 def _wanted(threads):
     if threads is not None:
-        if isinstance(threads, bool) or not hasattr(threads, "__index__"):
-            raise TypeError(f"threads is {threads!r}: it must be a whole number of 1 or more, or None")
-        if operator.index(threads) < 1:
+        try:
+            number = operator.index(None if isinstance(threads, bool) else threads)
+        except TypeError:
+            raise TypeError(f"threads is {threads!r}: it must be a whole number of 1 or more, or None") from None
+        if number < 1:
             raise ValueError(f"threads is {threads}: it must be 1 or more, or None")
-        return min(operator.index(threads), MOST)
+        return min(number, MOST)
     own = os.environ.get("SDPA_NUM_THREADS")
     if own:
         if not own.isdecimal() or int(own) < 1:
@@ -85,8 +82,7 @@ def _quota_of(folder):
 
 def _after_fork_in_child():
     global _orphan
-    if _pool_started:
-        _orphan = threading.get_ident()
+    _orphan = threading.get_ident()
 
 
 _QUOTA = cpu_quota()  # read once: it seldom changes, and reading takes longer than a small call

@@ -200,11 +200,12 @@ def scores(query, key, q_offset, *, bias=None, scale=None, softcap=None, slopes=
 def softmax(score, seen, sinks=-np.inf):
     """Weights (..., N) and log-sum-exp (...) of the scores that are seen.
 
-    exp(score - high) cannot overflow, and a score of +inf gives NaN, as inf - inf does. Scores that are all
-    -inf give weights 0.
+    exp(score - high) cannot overflow, and a score of +inf gives NaN, as inf - inf does. A key whose score is -inf
+    is a key not seen.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         score = np.where(seen, score, -np.inf)
+        seen = score != -np.inf
         high = np.maximum(score.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
         high = np.where(high == -np.inf, 0, high)
         weight = np.exp(score - high)

@@ -183,3 +183,23 @@ def test_lse_is_that_of_all_scores(kernel):
     np.testing.assert_allclose(out, [[5.0]], rtol=1e-15)
     np.testing.assert_allclose(lse, [np.log(4)], rtol=1e-15)
     assert sdpa.attention(np.ones((1, 1)), key, key, return_lse=True, bias=np.full(2, -inf))[1] == -inf
+
+
+@pytest.mark.parametrize("size", [513, 1024, 4096])
+def test_long_features(kernel, size):
+    """One sum over thousands of products would be less exact than NumPy's."""
+    arrays = draw(1, 1, 1, M=40, N=100, D=size)
+    check(arrays)
+    check(arrays, causal=True, softcap=5.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+@pytest.mark.parametrize("size", [0.01, 0.5, 2.0, 1e30])
+def test_numbers_at_the_ends_of_the_range(kernel, name, size, dtype):
+    """Finite, however small or large the scale and the cap."""
+    query, key, value = draw(1, 1, 1, M=20, N=30, dtype=dtype)
+    for number in float(np.finfo(dtype).tiny) * size, float(np.finfo(dtype).max) / size:
+        if np.isfinite(number):
+            out = sdpa.attention(query, key, value, **{name: number})
+            assert np.isfinite(out).all() and (abs(out) <= abs(value).max() * 1.0001).all()

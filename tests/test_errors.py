@@ -213,3 +213,43 @@ def test_what_is_allowed_though_unusual():
     )  # fmt: skip
     x = [[1.0, 2.0], [3.0, 4.0]]
     assert sdpa.attention(x, x, x, mask=[True, False], bias=[0.5, 1.0], sinks=[1], alibi_slopes=0.5).dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    "error, call, parts",
+    [
+        (TypeError, lambda a: sdpa.attention(*a, mask=np.ma.ones((37, 133), bool)), ["mask", "masked array"]),
+        (TypeError, lambda a: sdpa.attention(*a, bias=np.ma.ones((37, 133))), ["bias", "masked array"]),
+        (TypeError, lambda a: sdpa.attention(*a, out=np.ma.ones((2, 4, 37, 12), "f4")), ["out", "MaskedArray"]),
+        (TypeError, lambda a: sdpa.merge([np.ma.ones((3, 4))], [np.ones(3)]), ["outs", "masked array"]),
+        (TypeError, lambda a: sdpa.attention(a[0], a[1].astype("f8"), a[2]), ["key", "float64", "query", "float32"]),
+        (TypeError, lambda a: sdpa.attention(a[0], a[1], a[2].astype("f8")), ["value", "float64", "wider"]),
+        (TypeError, lambda a: sdpa.attention(*a, scale="0.5"), ["scale", "'0.5'", "number"]),
+        (TypeError, lambda a: sdpa.attention(*a, scale=True), ["scale", "True", "number"]),
+        (ValueError, lambda a: sdpa.attention(*a, softcap=10**400), ["softcap", "1000", "finite"]),
+        (TypeError, lambda a: sdpa.attention(*a, window=(True, None)), ["window", "True", "whole number"]),
+        (TypeError, lambda a: sdpa.attention(*a, threads=np.array([1, 2])), ["threads", "[1, 2]", "whole number"]),
+        (ValueError, lambda a: sdpa.merge([np.float32(1)], [np.float32(1)]), ["outs", "lses"]),
+        (TypeError, lambda a: sdpa.explain(*a, causl=True), ["explain", "causl"]),
+    ],
+)
+def test_what_would_be_taken_for_something_else(error, call, parts):
+    with pytest.raises(error) as caught:
+        call(draw())
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error, options, parts",
+    [
+        (TypeError, dict(attn_mask=np.ones((37, 133), int)), ["attn_mask", "int64", "boolean"]),
+        (TypeError, dict(is_causal="no"), ["is_causal", "'no'", "True or False"]),
+    ],
+)
+def test_errors_in_the_words_of_torch(error, options, parts):
+    query, key, value = draw(H=2)
+    with pytest.raises(error) as caught:
+        sdpa.scaled_dot_product_attention(query, key, value, **options)
+    for part in parts:
+        assert part in str(caught.value)

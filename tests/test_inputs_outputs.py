@@ -172,3 +172,25 @@ def test_enormous_offsets_with_causal_and_alibi(kernel, offset):
 def test_offsets_beyond_64_bits_are_refused(offset):
     with pytest.raises(ValueError, match=f"q_offset.*{offset}"):
         sdpa.attention(*draw(M=5, N=6), q_offset=offset)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_any_byte_but_0_is_true(kernel, dtype):
+    arrays, mask = draw(dtype=dtype), rng(0).random((37, 133)) < 0.5
+    odd = np.where(mask, 255, 0).astype(np.uint8).view(bool)
+    assert_same_bits(sdpa.attention(*arrays, mask=odd), sdpa.attention(*arrays, mask=mask))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 0, 4), (0, 1, 3, 4), (1, 0, 3, 4)])
+def test_an_empty_out(kernel, shape):
+    query, out = np.zeros(shape, np.float32), np.empty(shape, np.float32)
+    key = np.zeros((shape[0], shape[1], 3, 4), np.float32)
+    assert sdpa.attention(query, key, key, out=out) is out
+    assert sdpa.merge([query], [query[..., 0]], out=out)[0] is out
+
+
+def test_a_key_that_scratch_cannot_hold():
+    size = 2**58
+    query = np.broadcast_to(np.float32(1), (1, size))
+    with pytest.raises(ValueError, match=f"query has shape .*{size}.*must not be longer"):
+        sdpa.attention(query, query, np.ones((1, 1), np.float32))

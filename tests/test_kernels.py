@@ -179,3 +179,12 @@ def test_a_mask_is_not_expanded(kernel):
     query = np.broadcast_to(query, (1, 8, 500, 4))
     mask, bias = rng(0).random((1, 20_000)) < 0.01, np.zeros((8, 1, 1), np.float32)
     assert extra_memory(query, key, value, mask=mask, bias=bias, threads=1) < 2e6
+
+
+@pytest.mark.parametrize("rows, per_task", [(13, 13), (64, 64), (65, 48), (197, 64), (1024, 64)])
+def test_explain_counts_the_rows_of_a_task(rows, per_task):
+    """With AVX-512 a vector holds 16 rows, and a task up to four vectors."""
+    if "avx512" not in sdpa.kernels():
+        pytest.skip("this CPU has no AVX-512")
+    query = np.zeros((1, 1, rows, 64), np.float32)
+    assert sdpa.explain(query, query, query, threads=1).rows_per_task == per_task
