@@ -11,6 +11,7 @@ COMPILER: Final[str]
 
 @final
 class Kernel:
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None: ...  # raises: kernels() lists the kernels there are
     @property
     def name(self) -> str: ...
 
