@@ -1,5 +1,5 @@
 /* What the three layers share: the problem (filled by Cython from checked arguments), the task (what one thread
- * works on) and the kernel (the arithmetic, once per instruction set and compute type).
+ * works on) and the kernel (the arithmetic, once per instruction set, compute type and engine).
  *
  * Axes: B batch, H query heads, G key/value heads, M queries, N keys, D size of a key, E size of a value.
  * A *row* is one query of one head.  The H/G query heads that share a key/value head form a group; the rows of a
@@ -87,9 +87,9 @@ typedef struct {
     int hidden;                               /* either was so, or there was a bias, in any block so far */
 
     /* Scratch of this thread; `real` is the compute type, R the rows of the kernel. */
-    void *q;                     /* [D][R] */
+    void *q;                     /* [D][R]; few rows: [R][D] */
     void *s;                     /* [block_keys][R]: scores, then weights */
-    void *o;                     /* [E][R]: sums of weight * value */
+    void *o;                     /* [E][R]; few rows: [R][E]: sums of weight * value */
     void *high;                  /* [R]: largest score of the block */
     void *max, *sum, *shrink;    /* [R] */
     int started;                 /* o holds something */

@@ -285,8 +285,12 @@ cdef bint is_plain(cnp.ndarray query, cnp.ndarray key, cnp.ndarray value) noexce
 cdef int64_t SMALL = 1 << 20
 
 
+cdef bint few_products(double batches, double heads, double q_len, double kv_len, double features) noexcept:
+    return batches * heads * q_len * kv_len * features < SMALL  # as doubles: the product may not fit into 64 bits
+
+
 def is_small(batches, heads, q_len, kv_len, dim, value_dim):
-    return batches * heads * q_len * kv_len * (dim + value_dim) < SMALL
+    return few_products(batches, heads, q_len, kv_len, dim + value_dim)
 
 
 def attend_plain(Kernel kernel not None, query, key, value, bint causal, threads_of):
@@ -318,7 +322,7 @@ def attend_plain(Kernel kernel not None, query, key, value, bint causal, threads
         end_shift = p.kv_len - p.q_len + 1
         p.end_shift = &end_shift
     p.scale = 1 / sqrt(<double>p.dim)
-    if <double>p.batches * p.heads * p.q_len * p.kv_len * (p.dim + p.value_dim) >= SMALL:
+    if not few_products(p.batches, p.heads, p.q_len, p.kv_len, p.dim + p.value_dim):
         threads = threads_of(None)
     run(&p, kernel.table(&p), threads)
     return out

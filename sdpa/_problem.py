@@ -193,11 +193,7 @@ def _four_axes(array):
     """A view with axes for heads and batch; for the optional arrays, None stays None."""
     if array is None or array.ndim > 3:
         return array
-    return (
-        array.reshape((1,) * (4 - array.ndim) + array.shape)
-        if array.flags.c_contiguous
-        else array[(None,) * (4 - array.ndim)]
-    )
+    return array[(None,) * (4 - array.ndim)]
 
 
 def _flat_batches(lead, arrays):
@@ -323,7 +319,7 @@ def _per_head(name, given, lead, heads):
     numbers = np.asarray(given)
     if numbers.dtype.kind not in "fiu" and numbers.dtype.name != "bfloat16":
         raise TypeError(f"{name} has dtype {numbers.dtype}: it must hold numbers, one for each head")
-    whole = np.broadcast_to(_broadcast(name, numbers.astype(np.float64), (*lead, heads)), (*lead, heads))
+    whole = _broadcast(name, numbers.astype(np.float64), (*lead, heads))
     return np.ascontiguousarray(whole).reshape(math.prod(lead), heads)
 
 
