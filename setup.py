@@ -17,11 +17,15 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c", "-mprefer-vector-width=512"]
+VARIANTS = list(itertools.product("48", "01"))  # bytes of `real`; whether few rows
+
 
 class Isa(NamedTuple):
     architecture: str  # the macro that compilers for it define
     flags: list
     probe: str  # what a compiler must take
+    variants: list = VARIANTS
 
 
 # csrc/dispatch.c lists the same names, best first.  A compiler without the flags, or for another architecture, loses
@@ -29,13 +33,19 @@ class Isa(NamedTuple):
 ISAS = {
     "avx512": Isa(
         "__x86_64__",
-        ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"],
+        AVX512,
         "#include <immintrin.h>\n__m512 f(__m512 a) { return _mm512_andnot_ps(a, _mm512_fmadd_ps(a, a, a)); }\n",
+    ),
+    "avx512_bf16": Isa(
+        "__x86_64__",
+        [*AVX512, "-mavx512bf16"],
+        "#include <immintrin.h>\n__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }\n",
+        [("4", "0")],
     ),
     "avx2": Isa(
         "__x86_64__",
-        ["-mavx2", "-mfma"],
-        "#include <immintrin.h>\n__m256 f(__m256 a) { return _mm256_fmadd_ps(a, a, a); }\n",
+        ["-mavx2", "-mfma", "-mf16c"],
+        "#include <immintrin.h>\n__m256 f(__m256 a, __m128i b) { return _mm256_fmadd_ps(a, a, _mm256_cvtph_ps(b)); }\n",
     ),
     "neon": Isa(
         "__aarch64__",
@@ -78,7 +88,7 @@ class BuildKernels(build_ext):
         jobs = [(source, "common", flags, have) for source in ("csrc/dispatch.c", "csrc/task.c")]
         for isa in [*isas, "baseline"]:
             isa_flags = ISAS[isa].flags if isa in ISAS else []
-            for real_bytes, few_rows in itertools.product("48", "01"):
+            for real_bytes, few_rows in ISAS[isa].variants if isa in ISAS else VARIANTS:
                 macros = [(f"SDPA_ISA_{isa}", None), ("SDPA_REAL_BYTES", real_bytes), ("SDPA_FEW_ROWS", few_rows)]
                 jobs.append(("csrc/kernel.c", f"{isa}_{real_bytes}_{few_rows}", flags + isa_flags, macros))
 

@@ -58,3 +58,8 @@ def additive_mask(workload, options):
 def full_mask(mask, workload):
     """The mask as (B or 1, H or 1, M, N), for implementations that do not repeat a row."""
     return np.ascontiguousarray(np.broadcast_to(mask, (*mask.shape[:-2], workload.M, workload.N)))
+
+
+def as_bits(array):
+    """The same memory as unsigned integers: of some dtypes libraries know the bits, not the name."""
+    return array.view(f"u{array.dtype.itemsize}")

@@ -55,10 +55,24 @@ CHART = {
         "decode-32k-fp32": "1 query, 32768 keys, 32 heads on 8",
         "chunk-16-fp32": "16 queries, 8192 keys, 32 heads on 8",
     },
+    "bfloat16": {
+        "prefill-2048-full-bf16": "2048 long",
+        "prefill-2048-causal-bf16": "2048 long, causal",
+        "gqa-1024-d128-causal-bf16": "1024 causal, 32 heads on 8, D = 128",
+        "bert-bf16": "8 of 128, 12 heads",
+        "mask-bool-bf16": "random boolean mask, 1024 long",
+        "decode-32k-bf16": "1 query, 32768 keys, D = 128",
+    },
+    "float16": {
+        "prefill-2048-full-fp16": "2048 long",
+        "prefill-2048-causal-fp16": "2048 long, causal",
+        "decode-32k-fp16": "1 query, 32768 keys, D = 128",
+    },
 }
 TABLE = [
     "prefill-2048-full-fp32", "prefill-2048-causal-fp32", "gqa-1024-d128-causal-fp32", "window-512-fp32",
     "bert-fp32", "mask-bool-fp32", "prefill-2048-causal-fp64", "decode-4k-fp32", "tiny-fp32",
+    "prefill-2048-causal-bf16", "decode-32k-bf16", "prefill-2048-causal-fp16", "decode-32k-fp16",
 ]  # fmt: skip
 # How implementations, and what they come from, are called in public; others keep their names.
 PACKAGES = {
@@ -230,8 +244,7 @@ def what(name):
     if w.hiding is not None:
         kind = {"pad": "padding mask", "random": "boolean mask", "bias": "bias"}[w.hiding]
     heads = f"{w.H}" if w.H == w.G else f"{w.H} on {w.G}"
-    dtype = {"fp32": "float32", "fp64": "float64"}[w.dtype_name]
-    return [f"{w.B}", heads, f"{w.M}", f"{w.N}", f"{w.D}", kind, dtype]
+    return [f"{w.B}", heads, f"{w.M}", f"{w.N}", f"{w.D}", kind, w.dtype.name]
 
 
 def table(measured):
@@ -268,11 +281,7 @@ def caption(measured):
 
 def with_numbers(readme, measured):
     """The text of the README with the table of `measured` in its place."""
-    before, _, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"the README must have the lines {BEGIN!r} and {END!r}, in this order")
-    return f"{before}{BEGIN}\n{table(measured)}\n\n{caption(measured)}\n{END}{after}"
+    return report.with_text_between(readme, BEGIN, f"{table(measured)}\n\n{caption(measured)}", END)
 
 
 def one_result_a_line(measured):

@@ -28,19 +28,23 @@ class Machine:
     clock: float
     fma_float32: float
     fma_float64: float
+    fma_bfloat16: float  # that of float32 where the instruction set has no such products
     fma_float32_one_thread: float
     fma_float64_one_thread: float
+    fma_bfloat16_one_thread: float
     softmax: float
     dram_read: float
     l3_read: float
     l3_bytes: int
 
     def bound(self, flops, scores, nbytes, dtype):
-        """Seconds: the longer of arithmetic (products, then one softmax pass) and memory."""
-        if np.dtype(dtype) == np.float64:  # half as many scores to a vector
-            fma, softmax = self.fma_float64, self.softmax / 2
-        else:
-            fma, softmax = self.fma_float32, self.softmax
+        """Seconds: the longer of arithmetic (products, then one softmax pass) and memory.
+
+        float16 is multiplied as float32; the softmax of both half types is that of float32.
+        """
+        name = np.dtype(dtype).name
+        fma = {"float64": self.fma_float64, "bfloat16": self.fma_bfloat16}.get(name, self.fma_float32)
+        softmax = self.softmax / 2 if name == "float64" else self.softmax  # half as many scores to a vector
         read = self.l3_read if nbytes <= self.l3_bytes else self.dram_read
         return max(flops / fma + scores / (softmax * self.threads), nbytes / read)
 
@@ -57,16 +61,22 @@ class Machine:
                 f"{self.cpu}: {self.isa}, {self.threads} threads, {self.clock / 1e9:.2f} GHz",
                 self._describe_fma("float32", self.fma_float32, self.fma_float32_one_thread, per_cycle),
                 self._describe_fma("float64", self.fma_float64, self.fma_float64_one_thread, per_cycle / 2),
+                self._describe_bfloat16(per_cycle * 2),
                 f"softmax      {self.softmax / 1e9:7.2f} G scores/s and core ({pace:.1f} cycles per vector)",
                 f"DRAM read    {self.dram_read / 1e9:7.1f} GB/s all threads",
                 f"L3 read      {self.l3_read / 1e9:7.1f} GB/s all threads, L3 of {self.l3_bytes >> 20} MiB",
             ]
         )
 
+    def _describe_bfloat16(self, per_cycle):
+        if not self.isa.endswith("_bf16"):
+            return "bfloat16 FMA as float32"
+        return self._describe_fma("bfloat16", self.fma_bfloat16, self.fma_bfloat16_one_thread, per_cycle)
+
     @staticmethod
     def _describe_fma(dtype, together, alone, per_cycle):
         return (
-            f"{dtype} FMA  {together / 1e9:7.1f} GFLOP/s all threads, {alone / 1e9:.1f} one thread"
+            f"{dtype} FMA {together / 1e9:8.1f} GFLOP/s all threads, {alone / 1e9:.1f} one thread"
             f" ({alone / 2 / per_cycle:.2f} vectors per cycle)"
         )
 
@@ -83,8 +93,10 @@ def measure(isa=None):
         clock=probe.clock(cpus[:1]),
         fma_float32=probe.fma("float32", cpus),
         fma_float64=probe.fma("float64", cpus),
+        fma_bfloat16=probe.fma("bfloat16", cpus),
         fma_float32_one_thread=probe.fma("float32", cpus[:1]),
         fma_float64_one_thread=probe.fma("float64", cpus[:1]),
+        fma_bfloat16_one_thread=probe.fma("bfloat16", cpus[:1]),
         softmax=probe.softmax(cpus) / len(cpus),
         dram_read=probe.read(DRAM_BYTES_PER_THREAD, cpus),
         l3_read=probe.read(L3_BYTES_PER_THREAD, cpus),

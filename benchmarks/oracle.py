@@ -22,22 +22,50 @@ def visible(workload, rows, options):
 
 
 def attention(workload, rows, arrays, options, dtype):
-    """The rows of the result, (B, H, rows, D), computed in `dtype`."""
-    query, key, value = (array.astype(dtype, copy=False) for array in arrays)
-    seen = visible(workload, rows, options)
-    bias = options.get("bias")
-    out = np.empty((workload.B, workload.H, len(rows), workload.D), dtype)
+    """The rows of the result, (B, H, rows, D), computed in `dtype`, as floats that NumPy calculates with."""
+    query, key, value = arrays
+    seen, bias = visible(workload, rows, options), options.get("bias")
+    out = np.empty((workload.B, workload.H, len(rows), workload.D), arithmetic(dtype))
     for b in range(workload.B):
         for h in range(workload.H):
             g = h * workload.G // workload.H
-            scores = query[b, h, rows] @ key[b, g].T / dtype(np.sqrt(workload.D))
-            if bias is not None:
-                scores += bias[min(b, len(bias) - 1), h, rows]
-            if seen is not None:
-                scores = np.where(seen if seen.ndim == 2 else seen[min(b, len(seen) - 1), 0], scores, -np.inf)
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            out[b, h] = weights @ value[b, g] / weights.sum(axis=-1, keepdims=True)
+            out[b, h] = head(
+                query[b, h, rows],
+                key[b, g],
+                value[b, g],
+                dtype,
+                bias=None if bias is None else bias[min(b, len(bias) - 1), h, rows],
+                seen=seen if seen is None or seen.ndim == 2 else seen[min(b, len(seen) - 1), 0],
+            )
     return out
+
+
+def head(query, key, value, dtype, *, bias=None, softcap=None, seen=None):
+    """One head, computed in `dtype`: (M, D), (N, D), (N, E) give (M, E); seen and bias broadcast to (M, N).
+
+    In a half type scores, probabilities and the result are rounded to it, and sums are taken in float32.
+    """
+    wide = arithmetic(dtype)
+    query, key, value = (array.astype(wide, copy=False) for array in (query, key, value))
+    scores = rounded(query @ key.T / np.sqrt(wide(query.shape[-1])), dtype)
+    if softcap is not None:
+        scores = rounded(wide(softcap) * np.tanh(scores / wide(softcap)), dtype)
+    if bias is not None:
+        scores = rounded(scores + bias.astype(wide, copy=False), dtype)
+    if seen is not None:
+        scores = np.where(seen, scores, wide(-np.inf))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return rounded(rounded(weights / weights.sum(axis=-1, keepdims=True), dtype) @ value, dtype)
+
+
+def arithmetic(dtype):
+    """The type in which NumPy calculates for `dtype`: for half types float32."""
+    return np.float32 if np.dtype(dtype).itemsize == 2 else np.dtype(dtype).type
+
+
+def rounded(array, dtype):
+    """The values of `array` after they have been stored in `dtype`."""
+    return array.astype(dtype, copy=False).astype(arithmetic(dtype), copy=False)
 
 
 def sample_rows(workload):
@@ -47,12 +75,13 @@ def sample_rows(workload):
 def check(workload, arrays, options):
     """(rows, exact result of those rows, largest error that passes).
 
-    That is ERROR_FACTOR times NumPy's in the workload's own dtype, plus ERROR_ROUNDINGS of the terms summed.
+    That is ERROR_FACTOR times NumPy's in the workload's own dtype, plus ERROR_ROUNDINGS of the terms summed, in the
+    type of the sums.  A half type has no more than that: its own roundings are many, and all in NumPy's error.
     """
     rows = sample_rows(workload)
     exact = attention(workload, rows, arrays, options, np.float64)
-    naive = attention(workload, rows, arrays, options, workload.dtype.type)
+    naive = attention(workload, rows, arrays, options, workload.dtype)
     query, key, value = arrays
-    terms = attention(workload, rows, (query, key, np.abs(value)), options, workload.dtype.type)
-    rounding = float(np.finfo(workload.dtype).eps * terms.max())
+    terms = attention(workload, rows, (query, key, np.abs(value)), options, workload.dtype)
+    rounding = float(np.finfo(terms.dtype).eps * terms.max())
     return rows, exact, ERROR_FACTOR * float(np.abs(naive - exact).max()) + ERROR_ROUNDINGS * rounding

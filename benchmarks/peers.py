@@ -2,8 +2,9 @@
 
 An adapter takes a workload and returns `(call, result)`: `call()` is what is timed, `result(call())` the
 outcome as a NumPy array (B, H, M, D).  It brings the arrays into the layout its implementation likes best
-beforehand.  Where the implementation cannot do the workload the adapter raises `Unsupported`, or lets what it
-raises itself pass.  Adding a peer is one function and one line in PEERS.
+beforehand, but not into a wider dtype.  Where the implementation cannot do the workload, or not without losing
+precision, the adapter raises `Unsupported`, or lets what it raises itself pass.  Adding a peer is one function and one
+line in PEERS.
 """
 
 import tempfile
@@ -16,13 +17,14 @@ import numpy as np
 from benchmarks.adapting import (
     THREADS,
     additive_mask,
+    as_bits,
     boolean_mask,
     causal_or_mask,
     full_mask,
-    mask_or_bias,
     require,
     require_scores_fit,
 )
+from benchmarks.oracle import arithmetic
 from benchmarks.peers_onnxruntime import ort_attn_peer, ort_gqa_peer, ort_mha_peer
 
 
@@ -34,22 +36,24 @@ def sdpa_peer(workload):
 
 
 def numpy_peer(workload):
+    """Half types are widened for the products, in every call, and the result is rounded."""
     require_scores_fit(workload)
-    (query, key, value), options = workload.draw()
+    arrays, options = workload.draw()
     B, H, M, N, D = workload.B, workload.H, workload.M, workload.N, workload.D
-    folded = query.reshape(B, workload.G, -1, D) * workload.dtype.type(D**-0.5)
-    key = key.swapaxes(-1, -2)
+    wide = arithmetic(workload.dtype)
     mask = additive_mask(workload, options)
 
     def call():
-        scores = (folded @ key).reshape(B, H, M, N)
+        query, key, value = (array.astype(wide, copy=False) for array in arrays)
+        folded = query.reshape(B, workload.G, -1, D) * wide(D**-0.5)
+        scores = (folded @ key.swapaxes(-1, -2)).reshape(B, H, M, N)
         if mask is not None:
             scores += mask
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         total = scores.sum(axis=-1, keepdims=True)
         out = scores.reshape(B, workload.G, -1, N) @ value
-        return out.reshape(B, H, M, D) / total
+        return (out.reshape(B, H, M, D) / total).astype(workload.dtype, copy=False)
 
     return call, np.asarray
 
@@ -60,9 +64,9 @@ def torch_peer(workload):
     torch.set_num_threads(THREADS)
     torch.set_grad_enabled(False)
     arrays, options = workload.draw()
-    query, key, value = map(torch.from_numpy, arrays)
-    causal, mask = causal_or_mask(workload, options, mask_or_bias)
-    mask = None if mask is None else torch.from_numpy(mask)
+    query, key, value = map(torch_tensor, arrays)
+    causal, mask = causal_or_mask(workload, options, additive_mask)
+    mask = None if mask is None else torch_tensor(mask)
     grouped = workload.H != workload.G
 
     def call():
@@ -70,7 +74,23 @@ def torch_peer(workload):
             query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=grouped
         )
 
-    return call, lambda out: out.numpy()
+    return call, torch_result
+
+
+def torch_tensor(array):
+    """The array as a tensor on the same memory."""
+    import torch
+
+    if array.dtype.name == "bfloat16":  # which torch does not know from NumPy
+        return torch.from_numpy(as_bits(array).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def torch_result(tensor):
+    """A NumPy array; one of bfloat16 becomes float32."""
+    import torch
+
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def torch_math_peer(workload):
@@ -101,24 +121,33 @@ def ov_fold_peer(workload):
     return call, lambda out: result(out).reshape(query.shape)
 
 
+# dtype: (element type, inference precision).  With "f16" float16 would be computed in bfloat16 where the CPU has that.
+OPENVINO_TYPES = {"float32": ("f32", "f32"), "bfloat16": ("bf16", "bf16"), "float16": ("f16", "f32")}
+
+
 def openvino_call(workload, arrays, options):
     import openvino
     from openvino import opset13 as ops
 
-    require(workload.dtype == np.float32, "float32 only")
+    require(workload.dtype.name in OPENVINO_TYPES, f"only {', '.join(OPENVINO_TYPES)}")
+    element, precision = OPENVINO_TYPES[workload.dtype.name]
+    element = getattr(openvino.Type, element)
     causal, mask = causal_or_mask(workload, options, additive_mask)
     inputs = [*arrays] if mask is None else [*arrays, full_mask(mask, workload)]
-    parameters = [ops.parameter(array.shape, array.dtype) for array in inputs]
+    parameters = [ops.parameter(array.shape, element) for array in inputs]
     heads = arrays[0].shape[1]
     key, value = (openvino_repeat(parameter, heads) for parameter in parameters[1:3])
     node = ops.scaled_dot_product_attention(parameters[0], key, value, *parameters[3:], causal=causal)
-    settings = {"INFERENCE_NUM_THREADS": THREADS, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    settings = {"INFERENCE_NUM_THREADS": THREADS, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": precision}
     model = openvino.Core().compile_model(openvino.Model([node], parameters), "CPU", settings)
     request = model.create_infer_request()
     for index, array in enumerate(inputs):
         # Copied: a tensor that shares memory does not keep the array alive.
-        request.set_input_tensor(index, openvino.Tensor(array))
-    return lambda: request.infer(share_outputs=True), lambda _: request.get_output_tensor().data
+        tensor = openvino.Tensor(element, array.shape)
+        as_bits(tensor.data)[...] = as_bits(array)
+        request.set_input_tensor(index, tensor)
+    # Views of a bfloat16 tensor come as float16.
+    return lambda: request.infer(share_outputs=True), lambda _: request.get_output_tensor().data.view(workload.dtype)
 
 
 def openvino_repeat(parameter, heads):
@@ -133,8 +162,8 @@ def openvino_repeat(parameter, heads):
 
 
 def ncnn_peer(workload):
-    """ncnn's SDPA layer: (B * H, M, D)."""
-    require(workload.dtype == np.float32, "float32 only")
+    """ncnn's SDPA layer: (B * H, M, D).  It reads bfloat16, computes in float32 and gives that."""
+    require(workload.dtype.name in ("float32", "bfloat16"), "float32 and bfloat16 only")
     import ncnn
 
     arrays, options = workload.draw()
@@ -142,8 +171,9 @@ def ncnn_peer(workload):
     inputs = [array.reshape(-1, *array.shape[2:]) for array in arrays]
     if mask is not None:
         inputs.append(ncnn_mask(mask, workload))
-    mats = [ncnn.Mat(array).clone() for array in inputs]
-    net = ncnn_net(len(inputs))
+    half = workload.dtype.itemsize == 2
+    mats = [ncnn.Mat(as_bits(array) if half else array).clone() for array in inputs]
+    net = ncnn_net(len(inputs), bfloat16=half)
 
     def call():
         with net.create_extractor() as extractor:
@@ -162,14 +192,15 @@ def ncnn_mask(mask, workload):
     return every.reshape(-1, workload.M, workload.N)
 
 
-def ncnn_net(inputs):
-    """A network of the one layer."""
+def ncnn_net(inputs, bfloat16):
+    """A network of the one layer, whose inputs are float32 or all bfloat16."""
     import ncnn
 
     net = ncnn.Net()
     net.opt.num_threads = THREADS
-    for option in ("bf16_storage", "fp16_storage", "fp16_packed", "fp16_arithmetic"):
+    for option in ("fp16_storage", "fp16_packed", "fp16_arithmetic"):
         setattr(net.opt, f"use_{option}", False)
+    net.opt.use_bf16_storage = bfloat16
     names = [f"in{index}" for index in range(inputs)]
     lines = [f"Input {name} 0 1 {name}" for name in names]
     lines.append(f"SDPA attention {inputs} 1 {' '.join(names)} out 5={int(inputs == 4)}")

@@ -1,4 +1,7 @@
-"""The three attention operators of onnxruntime, each as a model of one node."""
+"""The three attention operators of onnxruntime, each as a model of one node.
+
+On CPUs they take float32, float16 and partly float64, not bfloat16.
+"""
 
 import numpy as np
 
@@ -79,8 +82,9 @@ def ort_session(operator, domain, inputs, outputs, **attributes):
     """
     import onnxruntime
 
-    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(a) for name, a in inputs.items() if a is not None}
     some = next(iter(inputs.values()))
+    require(some.dtype.name != "bfloat16", "its operators for CPUs do not take bfloat16")
+    values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(a) for name, a in inputs.items() if a is not None}
     made = {
         name: values[shape]
         if isinstance(shape, str)

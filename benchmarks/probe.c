@@ -11,7 +11,9 @@ typedef double vd __attribute__((vector_size(DOUBLE_LANES * 8)));
 
 int probe_supported(void)
 {
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+#elif defined(__AVX512F__)
     return __builtin_cpu_supports("avx512f");
 #elif defined(__AVX2__)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -47,6 +49,25 @@ int64_t probe_clock(int64_t count)
     }
 DEFINE_FMA(probe_fma_float32, vf, float, LANES)
 DEFINE_FMA(probe_fma_float64, vd, double, DOUBLE_LANES)
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+enum { PAIR_ACCUMULATORS = 16 }; /* the latency of a dot product is longer */
+
+/* The same with dot products: to each float the products of two pairs of bfloat16 are added. */
+float probe_fma_bfloat16(int64_t count)
+{
+    volatile float factor = 0.5f, term = 1.0f;
+    __m512 halves = _mm512_set1_ps(factor), ones = _mm512_set1_ps(term), acc[PAIR_ACCUMULATORS];
+    __m512bh a = _mm512_cvtne2ps_pbh(halves, halves), b = _mm512_cvtne2ps_pbh(ones, ones);
+    UNROLL for (int j = 0; j < PAIR_ACCUMULATORS; ++j) acc[j] = ones * (float)j;
+    for (int64_t i = 0; i < count; i += PAIR_ACCUMULATORS)
+        UNROLL for (int j = 0; j < PAIR_ACCUMULATORS; ++j) acc[j] = _mm512_dpbf16_ps(acc[j], a, b);
+    float sum = 0;
+    UNROLL for (int j = 0; j < PAIR_ACCUMULATORS; ++j) for (int l = 0; l < LANES; ++l) sum += acc[j][l];
+    return sum;
+}
+#endif
 
 #if defined(__AVX512F__)
 #include <immintrin.h>

@@ -17,11 +17,20 @@ SOURCE = Path(__file__).with_name("probe.c")
 
 # Instruction sets by machine, widest first: floats to a vector and compiler flags.
 BASELINE = {"baseline": (4, [])}
-ISAS = {"x86_64": {"avx512": (16, ["-mavx512f", "-mfma"]), "avx2": (8, ["-mavx2", "-mfma"]), **BASELINE}}
+ISAS = {
+    "x86_64": {
+        "avx512_bf16": (16, ["-mavx512f", "-mavx512bf16", "-mfma"]),
+        "avx512": (16, ["-mavx512f", "-mfma"]),
+        "avx2": (8, ["-mavx2", "-mfma"]),
+        **BASELINE,
+    }
+}
+# Elements of a dtype that an instruction multiplies for each float32 that it would.
+DENSITY = {"float32": 1, "float64": 1 / 2, "bfloat16": 2}
 
 # 64 keys x 4 vectors of rows: with AVX-512 16 KB of scores and 16 KB of weights, within a first-level cache.
 SOFTMAX_KEYS = 64
-FMA_VECTORS = 12 * 4096
+FMA_VECTORS = 48 * 1024  # a multiple of the accumulators of each loop
 CLOCK_STEPS = 16 * 4096
 READ_STREAMS = (1, 2, 4, 8)
 READ_AHEAD = (0, 1024, 2048)  # bytes
@@ -42,10 +51,18 @@ class Probe:
         return _best_rate(lambda: self._library.probe_clock, CLOCK_STEPS, cpus, CLOCK_STEPS)
 
     def fma(self, dtype, cpus):
-        """Floating-point operations in multiply-adds on registers."""
+        """Floating-point operations in multiply-adds on registers.
+
+        Where no instruction multiplies bfloat16, its rate is that of float32, to which it must be widened.
+        """
+        if dtype == "bfloat16" and not self.has_bfloat16:
+            dtype = "float32"
         function = getattr(self._library, f"probe_fma_{dtype}")
-        lanes = self.lanes * 4 // np.dtype(dtype).itemsize
-        return _best_rate(lambda: function, FMA_VECTORS * lanes * 2, cpus, FMA_VECTORS)
+        return _best_rate(lambda: function, FMA_VECTORS * self.lanes * DENSITY[dtype] * 2, cpus, FMA_VECTORS)
+
+    @property
+    def has_bfloat16(self):
+        return hasattr(self._library, "probe_fma_bfloat16")
 
     def softmax(self, cpus):
         """Scores put through maximum, exponential and sum, from and to the first-level cache."""
@@ -108,11 +125,13 @@ def _declare(library):
         "probe_clock": [c_int64],
         "probe_fma_float32": [c_int64],
         "probe_fma_float64": [c_int64],
+        "probe_fma_bfloat16": [c_int64],
         "probe_softmax": [c_int64, c_int64, c_void_p, c_void_p, c_void_p],
         "probe_read": [c_int64, c_int64, c_void_p, c_int64, c_int64],
     }
     for name, types in signatures.items():
-        getattr(library, name).argtypes = types
+        if hasattr(library, name):
+            getattr(library, name).argtypes = types
     library.probe_read.restype = c_float
     return library
 

@@ -126,6 +126,15 @@ def joined(reports):
     return total
 
 
+def with_text_between(document, begin, text, end):
+    """The document with `text` between its lines `begin` and `end`, in place of what is there."""
+    before, _, rest = document.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"the document must have the lines {begin!r} and {end!r}, in this order")
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)

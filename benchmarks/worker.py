@@ -32,7 +32,8 @@ class Worker:
         got = np.asarray(result(call()))
         if got.shape != (exact.shape[0], exact.shape[1], WORKLOADS[workload].M, exact.shape[3]):
             raise ValueError(f"result of shape {got.shape}")
-        return {"error": float(np.abs(got[:, :, rows] - exact).max()), "estimate": expected_seconds}
+        error = np.abs(got[:, :, rows].astype(np.float64) - exact).max()
+        return {"error": float(error), "estimate": expected_seconds}
 
     def measure(self, workload, seconds):
         call, _, expected_seconds = self._get(workload)

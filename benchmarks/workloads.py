@@ -7,11 +7,17 @@ of the full ones, a window of W keys is a band of M*W - W*W/2.  Padding and rand
 
 import fnmatch
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import ml_dtypes
 import numpy as np
 
-DTYPES = {"fp32": np.dtype(np.float32), "fp64": np.dtype(np.float64)}
+DTYPES = {
+    "fp32": np.dtype(np.float32),
+    "fp64": np.dtype(np.float64),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp16": np.dtype(np.float16),
+}
 PRODUCTS = {"forward": 2}  # matrix products of M x N x D multiply-adds in each kind of work
 
 
@@ -166,11 +172,22 @@ CASES = [
     Workload("long-8192-full", 1, 4, 4, 8192, 8192, 64),
     Workload("long-8192-causal", 1, 4, 4, 8192, 8192, 64, causal=True),
     Workload("long-16384", 1, 2, 2, 16384, 16384, 64, causal=True),
-    Workload("prefill-2048-full", 1, 8, 8, 2048, 2048, 64, dtype_name="fp64"),
-    Workload("prefill-2048-causal", 1, 8, 8, 2048, 2048, 64, causal=True, dtype_name="fp64"),
 ]
 
+DOUBLE = ["prefill-2048-full", "prefill-2048-causal"]
+FLOAT16 = [
+    "prefill-512-full", "prefill-512-causal", "prefill-2048-full", "prefill-2048-causal",
+    "prefill-4096-d128-full", "prefill-4096-d128-causal", "gqa-1024-d128-full", "gqa-1024-d128-causal",
+    "bert", "vit-197", "clip-77", "odd-1000-full", "odd-1000-causal",
+    "decode-4k", "decode-4k-mha", "decode-32k", "decode-b4-8k", "decode-short", "chunk-16", "chunk-64",
+    "cross-77", "mask-pad", "mask-bool", "mask-add", "window-512",
+]  # fmt: skip
+BFLOAT16 = [*FLOAT16, *(case.case for case in CASES if case.case.startswith("hdim-"))]
+
+OTHERS = {"fp64": DOUBLE, "bf16": BFLOAT16, "fp16": FLOAT16}  # the cases that are run in other dtypes too
 WORKLOADS = {workload.name: workload for workload in CASES}
+for dtype_name, names in OTHERS.items():
+    WORKLOADS |= {w.name: w for w in (replace(case, dtype_name=dtype_name) for case in CASES if case.case in names)}
 
 
 def select(patterns):

@@ -4,18 +4,21 @@
 
 #include <string.h>
 
-/* sdpa_kernel_<isa>_<bytes of real>_<few rows> */
+/* sdpa_kernel_<isa>_<bytes of real>_<few rows>.  Without instructions for bfloat16 it is widened to float. */
 #define DECLARE(isa)                                                                                                   \
     extern const sdpa_kernel sdpa_kernel_##isa##_4_0, sdpa_kernel_##isa##_4_1;                                         \
     extern const sdpa_kernel sdpa_kernel_##isa##_8_0, sdpa_kernel_##isa##_8_1;
 #define PAIR(isa, bytes) {&sdpa_kernel_##isa##_##bytes##_0, &sdpa_kernel_##isa##_##bytes##_1}
 #define LIST(isa)                                                                                                      \
     {                                                                                                                  \
-        #isa, { PAIR(isa, 4), PAIR(isa, 8) }                                                                           \
+        #isa, { PAIR(isa, 4), PAIR(isa, 8), PAIR(isa, 4) }                                                             \
     }
 
 #ifdef SDPA_HAVE_avx512
 DECLARE(avx512)
+#endif
+#ifdef SDPA_HAVE_avx512_bf16
+extern const sdpa_kernel sdpa_kernel_avx512_bf16_4_0;
 #endif
 #ifdef SDPA_HAVE_avx2
 DECLARE(avx2)
@@ -26,6 +29,10 @@ DECLARE(neon)
 DECLARE(baseline)
 
 const sdpa_isa sdpa_isas[] = {
+#ifdef SDPA_HAVE_avx512_bf16
+    /* Memory limits few rows, not arithmetic: they are widened here too. */
+    {"avx512_bf16", {PAIR(avx512, 4), PAIR(avx512, 8), {&sdpa_kernel_avx512_bf16_4_0, &sdpa_kernel_avx512_4_1}}},
+#endif
 #ifdef SDPA_HAVE_avx512
     LIST(avx512),
 #endif
@@ -35,7 +42,8 @@ const sdpa_isa sdpa_isas[] = {
 #ifdef SDPA_HAVE_neon
     LIST(neon),
 #endif
-    LIST(baseline), {NULL, {{NULL, NULL}, {NULL, NULL}}}, /* the end */
+    LIST(baseline),
+    {NULL, {{NULL, NULL}}}, /* the end */
 };
 
 /* __builtin_cpu_supports also asks whether the operating system saves the wide registers. */
@@ -43,10 +51,12 @@ int sdpa_cpu_runs(const char *isa)
 {
 #if defined(SDPA_HAVE_avx512) || defined(SDPA_HAVE_avx2)
     __builtin_cpu_init();
-    if (!strcmp(isa, "avx512"))
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (!strcmp(isa, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (!strcmp(isa, "avx512")) return avx512;
+    if (!strcmp(isa, "avx512_bf16")) return avx512 && __builtin_cpu_supports("avx512bf16");
+    if (!strcmp(isa, "avx2")) /* every CPU with AVX2 converts float16 (F16C), too */
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
     return !strcmp(isa, "baseline") || !strcmp(isa, "neon"); /* NEON is part of every AArch64 CPU */
 }

@@ -36,7 +36,19 @@ enum { REAL_MANTISSA_BITS = 52, REAL_BIAS = 1023, REAL_DTYPE = SDPA_FLOAT64 };
 #define PASTE_(a, b, c, d) a##b##_##c##_##d
 #define PASTE(a, b, c, d) PASTE_(a, b, c, d)
 
-#if defined(SDPA_ISA_avx512)
+#include "half.h"
+
+/* Whether a `real` of Q, K and V is a pair of bfloat16 (pairs.h) or a number (singles.h). */
+#if defined(SDPA_ISA_avx512_bf16)
+#define PAIRS 1
+#else
+#define PAIRS 0
+#endif
+
+#if defined(SDPA_ISA_avx512_bf16)
+#define SDPA_ISA avx512_bf16
+#include "simd_avx512_bf16.h"
+#elif defined(SDPA_ISA_avx512)
 #define SDPA_ISA avx512
 #include "simd_avx512.h"
 #elif defined(SDPA_ISA_avx2)
@@ -65,6 +77,11 @@ enum { BLOCK_KEYS = 128 };
 
 #include "vmath.h"
 #include "load.h"
+#if PAIRS
+#include "pairs.h"
+#else
+#include "singles.h"
+#endif
 #if SDPA_FEW_ROWS
 #include "few.h"
 #else
@@ -79,6 +96,7 @@ const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) 
     .lanes = VL,
     .rows = ROWS,
     .block_keys = BLOCK_KEYS,
+    .copies = copies,
     .begin = begin,
     .scores = scores,
     .softmax_step = softmax_step,

@@ -14,18 +14,35 @@ static inline real read_one(const char *at, int dtype)
     float narrow;
     double wide;
     switch (dtype) {
+    case SDPA_FLOAT16: return (real)float_of_float16(read_bits(at));
+    case SDPA_BFLOAT16: return (real)float_of_bfloat16(read_bits(at));
     case SDPA_FLOAT32: memcpy(&narrow, at, sizeof narrow); return (real)narrow;
     case SDPA_FLOAT64: memcpy(&wide, at, sizeof wide); return narrowed(wide);
     default: return 0;
     }
 }
 
+static inline ALWAYS_INLINE int size_of(int dtype) { return dtype == SDPA_FLOAT64 ? 8 : dtype == SDPA_FLOAT32 ? 4 : 2; }
+
+/* VL elements that lie side by side, of any dtype but one wider than `real`. */
+static inline ALWAYS_INLINE vf read_adjacent(const char *at, int dtype)
+{
+    switch (dtype) {
+    case SDPA_FLOAT16: return vf_from_float16(at);
+    case SDPA_BFLOAT16: return vf_from_bfloat16(at);
+    case SDPA_FLOAT32: return vf_from_float((const float *)at);
+    default: return vf_load((const real *)at);
+    }
+}
+
 /* `count` <= VL elements, `stride` bytes apart; the lanes past them are 0. */
 static inline vf read_chunk(const char *at, ptrdiff_t stride, int count, const sdpa_array *array)
 {
-    if (count == VL && stride == array->itemsize) {
-        if (array->dtype == REAL_DTYPE) return vf_load((const real *)at);
-        if (array->dtype == SDPA_FLOAT32) return vf_from_float((const float *)at);
+    if (stride == array->itemsize && stride <= (ptrdiff_t)sizeof(real)) {
+        char part[VL * sizeof(real)] = {0};
+        if (count == VL) return read_adjacent(at, array->dtype);
+        memcpy(part, at, (size_t)(count * stride));
+        return read_adjacent(part, array->dtype);
     }
     real lane[VL] = {0};
     for (int i = 0; i < count; ++i) lane[i] = read_one(at + i * stride, array->dtype);
@@ -35,27 +52,31 @@ static inline vf read_chunk(const char *at, ptrdiff_t stride, int count, const s
 /* One element, in the array's own dtype. */
 static inline void write_one(char *at, int dtype, double x)
 {
-    float narrow = (float)x;
+    const float narrow = (float)x; /* exact for a half: those come from float */
+    if (dtype == SDPA_FLOAT16) write_bits(at, float16_of_float(narrow));
+    if (dtype == SDPA_BFLOAT16) write_bits(at, bfloat16_of_float(narrow));
     if (dtype == SDPA_FLOAT32) memcpy(at, &narrow, sizeof narrow);
     if (dtype == SDPA_FLOAT64) memcpy(at, &x, sizeof x);
 }
 
-/* Like read_chunk, the other way round. */
+/* Like read_adjacent and read_chunk, the other way round. */
+static inline ALWAYS_INLINE void write_adjacent(char *at, int dtype, vf x)
+{
+#if SDPA_REAL_BYTES == 4
+    if (dtype == SDPA_FLOAT16) vf_to_float16(at, x);
+    if (dtype == SDPA_BFLOAT16) vf_to_bfloat16(at, x);
+#endif
+    if (dtype == REAL_DTYPE) vf_store((real *)at, x);
+}
 static inline void write_chunk(char *at, ptrdiff_t stride, int count, const sdpa_array *array, vf x)
 {
-    if (count == VL && stride == sizeof(real) && array->itemsize == sizeof(real)) {
-        vf_store((real *)at, x);
+    if (count == VL && stride == array->itemsize) {
+        write_adjacent(at, array->dtype, x);
         return;
     }
     real lane[VL];
     vf_store(lane, x);
     for (int i = 0; i < count; ++i) write_one(at + i * stride, array->dtype, lane[i]);
-}
-
-/* Whether whole vectors can be moved between the array and registers as they are. */
-static inline int is_plain(const sdpa_array *array)
-{
-    return array->itemsize == sizeof(real) && array->column == (ptrdiff_t)sizeof(real);
 }
 
 /* Scores lie as s[key][rows]. */
@@ -75,19 +96,23 @@ static inline void read_row(const char *at, const sdpa_array *array, int64_t wid
     }
 }
 
-/* Rows of K or V as `real` rows of `width` with stride *stride: in place where they lie so, else copied to `copy`,
- * where they are padded with 0 to whole vectors (`whole`: the caller needs them so). */
-static const real *read_block(const sdpa_array *array, const char *at, int64_t rows, int64_t width, int whole,
-                              real *copy, ptrdiff_t *stride)
+/* Rows of K or V as a product reads them: elements of `dtype` side by side, rows `stride` bytes apart. */
+typedef struct {
+    const char *at;
+    ptrdiff_t stride;
+    int dtype;
+} operand;
+
+static inline const char *block_address(const sdpa_array *array, const sdpa_task *t)
 {
-    const int aligned = array->row % (ptrdiff_t)sizeof(real) == 0 && (uintptr_t)at % sizeof(real) == 0;
-    if (is_plain(array) && aligned && !(whole && width % VL)) {
-        *stride = array->row / (ptrdiff_t)sizeof(real);
-        return (const real *)at;
-    }
-    *stride = padded(width);
-    for (int64_t row = 0; row < rows; ++row) read_row(at + row * array->row, array, width, copy + row * *stride);
-    return copy;
+    return array->data + t->batch * array->batch + t->kv_head * array->head + t->key * array->row;
+}
+
+/* Whether rows can be read where they lie, once by once. */
+static inline int is_adjacent(const sdpa_array *array, const char *at)
+{
+    return array->column == array->itemsize && array->row % array->itemsize == 0 &&
+           (uintptr_t)at % (uintptr_t)array->itemsize == 0;
 }
 
 /* Whether all lanes are 0; NaN is not. */
@@ -99,17 +124,22 @@ static inline int is_zero(vf x)
     return any == 0;
 }
 
-static inline const char *block_address(const sdpa_array *array, const sdpa_task *t)
+static inline ALWAYS_INLINE void read_lanes(vf *tile, char *const *row_at, ptrdiff_t offset, const int dtype)
 {
-    return array->data + t->batch * array->batch + t->kv_head * array->head + t->key * array->row;
+    UNROLL_FOR (int lane = 0; lane < VL; ++lane) tile[lane] = read_adjacent(row_at[lane] + offset, dtype);
 }
 
 /* tile[column] lane row = row_at[row][column], for VL rows and `count` <= VL columns from `offset` (in bytes). */
 static inline ALWAYS_INLINE void read_transposed(vf *tile, char *const *row_at, ptrdiff_t offset, int count,
                                                  const sdpa_array *array)
 {
-    if (count == VL && is_plain(array))
-        UNROLL_FOR (int lane = 0; lane < VL; ++lane) tile[lane] = vf_load((const real *)(row_at[lane] + offset));
+    const int whole = count == VL && array->column == array->itemsize;
+    if (whole && array->dtype == REAL_DTYPE)
+        read_lanes(tile, row_at, offset, REAL_DTYPE);
+    else if (whole && array->dtype == SDPA_FLOAT16)
+        read_lanes(tile, row_at, offset, SDPA_FLOAT16);
+    else if (whole && array->dtype == SDPA_BFLOAT16)
+        read_lanes(tile, row_at, offset, SDPA_BFLOAT16);
     else
         for (int lane = 0; lane < VL; ++lane)
             tile[lane] = read_chunk(row_at[lane] + offset, array->column, count, array);
@@ -137,31 +167,48 @@ static inline int64_t chunk_begin(int64_t column, int64_t width)
     return column + VL > width && width >= VL ? width - VL : column;
 }
 
+/* row_at[row][column] = columns[column][row] * factor[row] for `rows` <= VL rows and `count` <= VL columns. */
+static inline ALWAYS_INLINE void store_tile(const sdpa_array *array, char *const *row_at, ptrdiff_t offset, int rows,
+                                            int count, const real *columns, vf factor)
+{
+    vf tile[VL];
+    for (int i = 0; i < VL; ++i) tile[i] = i < count ? vf_mul(vf_load(columns + i * ROWS), factor) : vf_set1(0);
+    vf_transpose(tile);
+    for (int lane = 0; lane < rows; ++lane) write_chunk(row_at[lane] + offset, array->column, count, array, tile[lane]);
+}
+
+/* The same for VL columns that lie side by side, all in registers. */
+static inline ALWAYS_INLINE void store_whole_tile(const int dtype, char *const *row_at, ptrdiff_t offset, int rows,
+                                                  const real *columns, vf factor)
+{
+    vf tile[VL];
+    UNROLL_FOR (int i = 0; i < VL; ++i) tile[i] = vf_mul(vf_load(columns + i * ROWS), factor);
+    vf_transpose(tile);
+    UNROLL_FOR (int lane = 0; lane < VL; ++lane)
+        if (lane < rows) write_adjacent(row_at[lane] + offset, dtype, tile[lane]);
+}
+
 /* row_at[row][first_column + column] = columns[column][rows] * factor[rows], for the rows of the task; NULL is 1. */
 static void store_transposed(const sdpa_array *array, const sdpa_task *t, const real *columns, int64_t first_column,
                              int64_t width, const real *factor)
 {
+    const int adjacent = array->column == array->itemsize;
     for (int v = 0; v < t->vectors; ++v) {
         const int rows = t->rows - v * VL < VL ? t->rows - v * VL : VL;
         char *const *row_at = t->out_row + v * VL;
         const vf scale = factor ? vf_load(factor + v * VL) : vf_set1(1);
         for (int64_t column = 0; column < width; column += VL) {
             const int64_t c = chunk_begin(column, width);
-            const int count = width < VL ? (int)width : VL;
             const real *from = columns + c * ROWS + v * VL;
             const ptrdiff_t offset = (first_column + c) * array->column;
-            vf tile[VL];
-            if (count == VL && is_plain(array)) {
-                UNROLL_FOR (int i = 0; i < VL; ++i) tile[i] = vf_mul(vf_load(from + i * ROWS), scale);
-                vf_transpose(tile);
-                UNROLL_FOR (int lane = 0; lane < VL; ++lane)
-                    if (lane < rows) vf_store((real *)(row_at[lane] + offset), tile[lane]);
-                continue;
-            }
-            for (int i = 0; i < VL; ++i) tile[i] = i < count ? vf_mul(vf_load(from + i * ROWS), scale) : vf_set1(0);
-            vf_transpose(tile);
-            for (int lane = 0; lane < rows; ++lane)
-                write_chunk(row_at[lane] + offset, array->column, count, array, tile[lane]);
+            if (width < VL || !adjacent)
+                store_tile(array, row_at, offset, rows, width < VL ? (int)width : VL, from, scale);
+            else if (array->dtype == REAL_DTYPE)
+                store_whole_tile(REAL_DTYPE, row_at, offset, rows, from, scale);
+            else if (array->dtype == SDPA_FLOAT16)
+                store_whole_tile(SDPA_FLOAT16, row_at, offset, rows, from, scale);
+            else
+                store_whole_tile(SDPA_BFLOAT16, row_at, offset, rows, from, scale);
         }
     }
 }

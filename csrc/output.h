@@ -3,27 +3,51 @@
 static void begin(const sdpa_problem *p, sdpa_task *t)
 {
     load_queries(p, t);
-    real *max = t->max, *sum = t->sum;
+    real *max = t->max, *sum = t->sum, *kept = t->kept;
     for (int row = 0; row < t->vectors * VL; ++row) {
         max[row] = -(real)INFINITY;
-        sum[row] = 0;
+        sum[row] = kept[row] = 0;
     }
     t->started = 0;
+    t->any_odd_values = 0;
 }
 
-static void add_values(const sdpa_problem *p, sdpa_task *t, const real *values, ptrdiff_t stride)
+/* What lies at one place of V. */
+static inline real value_at(const sdpa_problem *p, const sdpa_task *t, int key, int64_t feature)
 {
-    output_block(t, p->value_dim, values, stride, t->started ? t->shrink : NULL);
+    const sdpa_array *value = &p->value;
+    return read_one(block_address(value, t) + key * value->row + feature * value->column, value->dtype);
+}
+
+static inline int is_computed(const sdpa_task *t, int key, int row)
+{
+    return key >= t->of_vector[row / VL].begin && key < t->of_vector[row / VL].end;
+}
+
+#if PAIRS
+/* The values that the products of pairs took for 0 (see pairs.h).  Rare, hence element by element. */
+static void add_small_values(const sdpa_problem *p, sdpa_task *t)
+{
+    for (int key = 0; key < t->block; ++key)
+        for (int64_t e = 0; e < p->value_dim; ++e) {
+            const real x = value_at(p, t, key, e);
+            if (!is_small_value(bfloat16_of_float(x))) continue;
+            for (int row = 0; row < t->rows; ++row)
+                if (is_computed(t, key, row)) *output_at(p, t, row, e) += weight_at(t, key, row) * x;
+        }
+}
+#endif
+
+static void add_values(const sdpa_problem *p, sdpa_task *t, operand values)
+{
+    output_block(t, p->value_dim, values, t->started ? t->shrink : NULL);
     t->started = 1;
+#if PAIRS
+    if (t->odd_values & SMALL) add_small_values(p, t);
+#endif
 }
 
-static void accumulate(const sdpa_problem *p, sdpa_task *t)
-{
-    ptrdiff_t stride;
-    const real *values = read_block(&p->value, block_address(&p->value, t), t->block, p->value_dim, WHOLE_VECTORS,
-                                    t->value_copy, &stride);
-    add_values(p, t, values, stride);
-}
+static void accumulate(const sdpa_problem *p, sdpa_task *t) { add_values(p, t, read_values(p, t)); }
 
 /* visible[key][rows] of the block: -inf where a key is hidden, by whichever option.  What hides scores is asked to hide
  * zeros. */
@@ -41,10 +65,9 @@ static void find_visible(const sdpa_problem *p, sdpa_task *t)
 static void add_poison(const sdpa_problem *p, sdpa_task *t, int key, int64_t feature, real x)
 {
     for (int row = 0; row < t->rows; ++row) {
-        const sdpa_segment computed = t->of_vector[row / VL];
-        if (key < computed.begin || key >= computed.end) continue;
-        const ptrdiff_t at = (ptrdiff_t)key * ROWS + row;
-        if (((real *)t->visible)[at] != -(real)INFINITY) *output_at(p, t, row, feature) += ((real *)t->s)[at] * x;
+        if (!is_computed(t, key, row)) continue;
+        const real visible = ((real *)t->visible)[(ptrdiff_t)key * ROWS + row];
+        if (visible != -(real)INFINITY) *output_at(p, t, row, feature) += weight_at(t, key, row) * x;
     }
 }
 
@@ -52,24 +75,17 @@ static void add_poison(const sdpa_problem *p, sdpa_task *t, int key, int64_t fea
  * such values, and then they are added where they are seen.  Rare, hence element by element. */
 static void accumulate_seen(const sdpa_problem *p, sdpa_task *t)
 {
-    const sdpa_array *value = &p->value;
-    const char *at = block_address(value, t);
-    real *clean = t->value_copy;
-    memset(clean, 0, (size_t)(t->block * padded(p->value_dim)) * sizeof(real));
-#define VALUE(key, e) read_one(at + (key) * value->row + (e) * value->column, value->dtype)
+    const operand values = copy_values(p, t);
     for (int key = 0; key < t->block; ++key)
-        for (int64_t e = 0; e < p->value_dim; ++e) {
-            const real x = VALUE(key, e);
-            clean[key * padded(p->value_dim) + e] = isfinite(x) ? x : 0;
-        }
-    add_values(p, t, clean, padded(p->value_dim));
+        for (int64_t e = 0; e < p->value_dim; ++e)
+            if (!isfinite(value_at(p, t, key, e))) clear_value(p, t, key, e);
+    add_values(p, t, values);
     find_visible(p, t);
     for (int key = 0; key < t->block; ++key)
         for (int64_t e = 0; e < p->value_dim; ++e) {
-            const real x = VALUE(key, e);
+            const real x = value_at(p, t, key, e);
             if (!isfinite(x)) add_poison(p, t, key, e, x);
         }
-#undef VALUE
 }
 
 static void write_out(const sdpa_problem *p, sdpa_task *t)

@@ -8,26 +8,37 @@
  * A tile holds `height` x `vectors` accumulators in registers.  Per k it loads `vectors` vectors of B, broadcasts
  * `height` scalars of A and does height * vectors multiply-adds: with 6 x 4 that is 10 loads for 24 fma, so the fma
  * units are the limit.  Fewer vectors make higher tiles.  The sum of each element runs over k in order, one fma at a
- * time, whatever the tile: the bits of a row do not depend on how rows and keys are cut into tiles. */
-
-enum { WHOLE_VECTORS = 0 }; /* K and V may have rows of any length */
+ * time, whatever the tile: the bits of a row do not depend on how rows and keys are cut into tiles.
+ *
+ * k goes in `steps` of a number (singles.h) or of a pair (pairs.h); either is one `real`, and one multiply-add. */
 
 /* q[feature][rows] from the rows of the task. */
 static void load_queries(const sdpa_problem *p, sdpa_task *t)
 {
     const sdpa_array *query = &p->query;
+    const int64_t dim = steps(p->dim);
+#if PAIRS
+    halves distance = halves_zero();
+#endif
     for (int v = 0; v < t->vectors; ++v)
-        for (int64_t column = 0; column < p->dim; column += VL) {
-            const int64_t d = chunk_begin(column, p->dim);
-            const int count = p->dim < VL ? (int)p->dim : VL;
+        for (int64_t column = 0; column < dim; column += VL) {
+            const int64_t d = chunk_begin(column, dim);
+            const int count = dim < VL ? (int)dim : VL;
             real *to = (real *)t->q + d * ROWS + v * VL;
             vf tile[VL];
+#if PAIRS
+            read_query_pairs(tile, t->query_row + v * VL, STEP * d, p->dim, query, &distance);
+#else
             read_transposed(tile, t->query_row + v * VL, d * query->column, count, query);
+#endif
             if (count == VL)
                 UNROLL_FOR (int i = 0; i < VL; ++i) vf_store(to + i * ROWS, tile[i]);
             else
                 for (int i = 0; i < count; ++i) vf_store(to + i * ROWS, tile[i]);
         }
+#if PAIRS
+    find_odd_rows(p, t, distance);
+#endif
 }
 
 static inline ALWAYS_INLINE void set_to_zero(const int height, const int vectors, vf sum[][SDPA_MAX_VECTORS])
@@ -45,7 +56,7 @@ static inline ALWAYS_INLINE void multiply(const int height, const int first, con
         UNROLL_FOR (int v = first; v < end; ++v) row[v] = vf_load(b + k * ROWS + v * VL);
         UNROLL_FOR (int i = 0; i < height; ++i) {
             const vf scalar = vf_set1(a[i * a_i + k * a_k]);
-            UNROLL_FOR (int v = first; v < end; ++v) sum[i][v] = vf_fma(scalar, row[v], sum[i][v]);
+            UNROLL_FOR (int v = first; v < end; ++v) sum[i][v] = vf_product(scalar, row[v], sum[i][v]);
         }
     }
 }
@@ -108,7 +119,7 @@ static void score_keys(int vectors, int64_t keys, int64_t dim, const real *k, pt
 #undef SCORE_TILES
 }
 
-/* The error of one sum over thousands of features would exceed twice that of NumPy: they are summed in parts. */
+/* The error of one sum over thousands of steps would exceed twice that of NumPy: they are summed in parts. */
 enum { LONGEST_SUM = 512 };
 
 static void score_features(sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride, int64_t first, int64_t end,
@@ -118,35 +129,38 @@ static void score_features(sdpa_task *t, sdpa_segment g, const real *keys, ptrdi
                (const real *)t->q + first * ROWS + g.first_vector * VL, s, high);
 }
 
-/* s += the products of the features from LONGEST_SUM on; high is found again. */
-static void add_features(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride,
-                         real *s, real *high)
+/* s += the products of the steps from LONGEST_SUM up to `dim`; high is found again. */
+static void add_features(sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride, int64_t dim, real *s,
+                         real *high)
 {
     real part[BLOCK_KEYS * ROWS], unused[ROWS] = {0};
     const int64_t vectors = g.end_vector - g.first_vector;
-    for (int64_t d = LONGEST_SUM; d < p->dim; d += LONGEST_SUM) {
-        const int64_t end = p->dim - d < LONGEST_SUM ? p->dim : d + LONGEST_SUM;
+    for (int64_t d = LONGEST_SUM; d < dim; d += LONGEST_SUM) {
+        const int64_t end = dim - d < LONGEST_SUM ? dim : d + LONGEST_SUM;
         score_features(t, g, keys, stride, d, end, part, unused);
         for (int key = 0; key < g.end - g.begin; ++key)
             for (int64_t i = key * ROWS; i < key * ROWS + vectors * VL; i += VL) {
                 const vf sum = vf_add(vf_load(s + i), vf_load(part + i));
                 real *highest = high + (i - key * ROWS);
                 vf_store(s + i, sum);
-                if (end == p->dim) vf_store(highest, vf_max(sum, vf_load(highest)));
+                if (end == dim) vf_store(highest, vf_max(sum, vf_load(highest)));
             }
     }
 }
 
 /* The products of a segment. */
-static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride)
+static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand k)
 {
+    const int64_t dim = steps(p->dim);
+    const real *keys = (const real *)k.at;
+    const ptrdiff_t stride = k.stride / (ptrdiff_t)sizeof(real);
     real *s = scores_at(t, g.begin, g.first_vector), *high = (real *)t->high + g.first_vector * VL;
-    if (p->dim <= LONGEST_SUM) {
-        score_features(t, g, keys, stride, 0, p->dim, s, high);
+    if (dim <= LONGEST_SUM) {
+        score_features(t, g, keys, stride, 0, dim, s, high);
     } else {
         real unused[ROWS] = {0};
         score_features(t, g, keys, stride, 0, LONGEST_SUM, s, unused);
-        add_features(p, t, g, keys, stride, s, high);
+        add_features(t, g, keys, stride, dim, s, high);
     }
 }
 
@@ -161,10 +175,11 @@ static inline ALWAYS_INLINE void output_tile(const int height, const int vectors
     set_to_zero(height, vectors, sum);
     for (int n = 0; n < t->segments; ++n) {
         const sdpa_segment g = t->segment[n];
-        const real *from = values + g.begin * stride, *weights = (const real *)t->s + (ptrdiff_t)g.begin * ROWS;
+        const ptrdiff_t begin = g.begin / STEP; /* a block, and so a segment, begins with a whole step */
+        const real *from = values + begin * stride, *weights = (const real *)t->s + begin * ROWS;
 #define SEEN_BY(first, last)                                                                                           \
     if (last < vectors && g.first_vector == first && g.end_vector == last + 1)                                         \
-    multiply(height, first, last + 1, sum, g.end - g.begin, from, 1, stride, weights)
+    multiply(height, first, last + 1, sum, steps(g.end - g.begin), from, 1, stride, weights)
         SEEN_BY(0, 0);
         SEEN_BY(0, 1);
         SEEN_BY(0, 2);
@@ -194,26 +209,36 @@ static inline ALWAYS_INLINE void output_tiles(const int vectors, int64_t value_d
 }
 
 /* `shrink` NULL: o is taken as 0. */
-static void output_block(const sdpa_task *t, int64_t value_dim, const real *values, ptrdiff_t stride,
-                         const real *shrink)
+static void output_block(const sdpa_task *t, int64_t value_dim, operand values, const real *shrink)
 {
-#define OUTPUT_TILES(vectors) output_tiles(vectors, value_dim, t, values, stride, shrink)
+    const ptrdiff_t stride = values.stride / (ptrdiff_t)sizeof(real);
+#define OUTPUT_TILES(vectors) output_tiles(vectors, value_dim, t, (const real *)values.at, stride, shrink)
     WITH_VECTORS(t->vectors, OUTPUT_TILES);
 #undef OUTPUT_TILES
+}
+
+#if !PAIRS
+static inline ALWAYS_INLINE int all_finite(const int vectors, const real *o, int64_t value_dim)
+{
+    vf poison[SDPA_MAX_VECTORS]; /* one chain would wait for each fma */
+    UNROLL_FOR (int v = 0; v < vectors; ++v) poison[v] = vf_set1(0);
+    for (int64_t e = 0; e < value_dim; ++e)
+        UNROLL_FOR (int v = 0; v < vectors; ++v)
+            poison[v] = vf_fma(vf_load(o + e * ROWS + v * VL), vf_set1(0), poison[v]);
+    UNROLL_FOR (int v = 1; v < vectors; ++v) poison[0] = vf_add(poison[0], poison[v]);
+    return is_zero(poison[0]);
 }
 
 /* No NaN and no inf in o: x * 0 is 0 exactly then. */
 static int finite(const sdpa_problem *p, const sdpa_task *t)
 {
-    const real *o = t->o;
-    vf poison[SDPA_MAX_VECTORS]; /* one chain would wait for each fma */
-    UNROLL_FOR (int v = 0; v < VECTORS; ++v) poison[v] = vf_set1(0);
-    for (int64_t e = 0; t->started && e < p->value_dim; ++e)
-        UNROLL_FOR (int v = 0; v < VECTORS; ++v)
-            if (v < t->vectors) poison[v] = vf_fma(vf_load(o + e * ROWS + v * VL), vf_set1(0), poison[v]);
-    UNROLL_FOR (int v = 1; v < VECTORS; ++v) poison[0] = vf_add(poison[0], poison[v]);
-    return is_zero(poison[0]);
+    int result = 1;
+#define ALL_FINITE(vectors) result = all_finite(vectors, t->o, p->value_dim)
+    if (t->started) WITH_VECTORS(t->vectors, ALL_FINITE);
+#undef ALL_FINITE
+    return result;
 }
+#endif
 
 static inline real *output_at(const sdpa_problem *p, const sdpa_task *t, int row, int64_t feature)
 {
@@ -224,5 +249,8 @@ static inline real *output_at(const sdpa_problem *p, const sdpa_task *t, int row
 /* out = o * shrink. */
 static void store_output(const sdpa_problem *p, const sdpa_task *t)
 {
+#if PAIRS
+    if (store_pairs(&p->out, t, p->value_dim)) return;
+#endif
     store_transposed(&p->out, t, t->o, 0, p->value_dim, t->shrink);
 }

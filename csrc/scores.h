@@ -114,14 +114,35 @@ static void shape(const sdpa_problem *p, sdpa_task *t, int v, int begin, int end
     }
 }
 
+/* The products of the odd rows again, in float (see pairs.h).  Rare, hence element by element. */
+static void score_odd_rows(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, const real *before)
+{
+    const int end = g.end_vector * VL < t->rows ? g.end_vector * VL : t->rows;
+    for (int row = g.first_vector * VL; row < end; ++row) {
+        if (!(t->odd_rows >> row & 1)) continue;
+        real *high = (real *)t->high + row;
+        *high = before[row];
+        for (int key = g.begin; key < g.end; ++key) {
+            const char *key_row = block_address(&p->key, t) + key * p->key.row;
+            real sum = 0;
+            for (int64_t d = 0; d < p->dim; ++d)
+                sum += read_one(t->query_row[row] + d * p->query.column, p->query.dtype) *
+                       read_one(key_row + d * p->key.column, p->key.dtype);
+            scores_at(t, key, 0)[row] = sum;
+            if (sum > *high) *high = sum;
+        }
+    }
+}
+
 /* The scores of a segment.  `high` of bare products comes with them; where they are shaped (on the edges of what
  * geometry shows, or everywhere) it is found again. */
-static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride)
+static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys)
 {
     const int steps = steps_of(p, t);
     real *high = t->high, before[ROWS];
     memcpy(before, high, sizeof before);
-    score_products(p, t, g, keys, stride);
+    score_products(p, t, g, keys);
+    if (PAIRS && t->odd_rows) score_odd_rows(p, t, g, before);
     for (int v = g.first_vector; steps && v < g.end_vector; ++v) {
         const int whole = t->cut && t->whole[v].begin <= g.begin && g.end <= t->whole[v].end;
         const int left = whole ? steps & ~CUT : steps;
@@ -134,9 +155,7 @@ static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, c
 /* s and high of the block. */
 static void scores(const sdpa_problem *p, sdpa_task *t)
 {
-    ptrdiff_t stride;
-    const real *keys =
-        read_block(&p->key, block_address(&p->key, t), t->block, p->dim, WHOLE_VECTORS, t->key_copy, &stride);
+    const operand keys = read_keys(p, t);
     for (int v = 0; v < t->vectors; ++v) vf_store((real *)t->high + v * VL, vf_set1(-(real)INFINITY));
-    for (int i = 0; i < t->segments; ++i) score_segment(p, t, t->segment[i], keys, stride);
+    for (int i = 0; i < t->segments; ++i) score_segment(p, t, t->segment[i], keys);
 }

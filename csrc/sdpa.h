@@ -10,10 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SDPA_MAX_ROWS = 64, SDPA_MAX_VECTORS = 4 };
+enum { SDPA_MAX_ROWS = 64, SDPA_MAX_VECTORS = 4, SDPA_MAX_BUNDLE = 8 };
 
-/* One row per storable type; `read_chunk` and `write_chunk` in load.h are the only readers of it. */
-typedef enum { SDPA_BOOL, SDPA_FLOAT32, SDPA_FLOAT64 } sdpa_dtype;
+/* One row per storable type; load.h is the only reader of it. */
+typedef enum { SDPA_BOOL, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64 } sdpa_dtype;
 
 /* A 4-D array (batch, head, row, column) as it lies in memory.  Strides are in bytes, of any sign; 0 broadcasts.
  * `data` is NULL where an optional array is absent. */
@@ -41,11 +41,19 @@ typedef struct {
     const double *sinks;        /* (B, H) or NULL */
     const double *alibi_slopes; /* (B, H) or NULL */
     int64_t tasks_per_head;     /* per key/value head */
+    int64_t bundles_per_head;   /* these tasks in bundles: see sdpa_bundles_per_head */
     int64_t block_keys;         /* keys per block */
 } sdpa_problem;
 
 /* Query heads that share a key/value head. */
 static inline int64_t sdpa_group(const sdpa_problem *p) { return p->heads / p->kv_heads; }
+
+/* Where the rows came from that the copies of a thread hold: the next task often needs the same. */
+typedef struct {
+    const char *key, *value;
+    int64_t keys, values; /* so many rows */
+    int odd_values;
+} sdpa_copied;
 
 /* Half open: begin <= key < end. */
 typedef struct {
@@ -87,14 +95,19 @@ typedef struct {
     int hidden;                               /* either was so, or there was a bias, in any block so far */
 
     /* Scratch of this thread; `real` is the compute type, R the rows of the kernel. */
-    void *q;                     /* [D][R]; few rows: [R][D] */
-    void *s;                     /* [block_keys][R]: scores, then weights */
+    sdpa_copied *copied;         /* what key_copy and value_copy hold */
+    void *q;                     /* [D][R]; few rows: [R][D]; pairs: [D/2][R] */
+    void *s;                     /* [block_keys][R]: scores, then weights; pairs of weights: [block_keys/2][R] */
     void *o;                     /* [E][R]; few rows: [R][E]: sums of weight * value */
     void *high;                  /* [R]: largest score of the block */
     void *max, *sum, *shrink;    /* [R] */
+    void *kept;                  /* [R]; pairs: sum of the rounded weights */
     int started;                 /* o holds something */
     void *visible;               /* [block_keys][R], for blocks with NaN or inf in V */
-    void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V are not `real` rows */
+    void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V cannot be read in place */
+    int odd_values;              /* pairs: what is unusual about the values of the block (see pairs.h), */
+    int any_odd_values;          /* and of all blocks so far */
+    uint64_t odd_rows;           /* pairs: bit per row whose scores must be computed in float */
 } sdpa_task;
 
 /* One step of the algorithm on the current block (or at the start or end) of a task. */
@@ -104,21 +117,25 @@ typedef struct {
     int real_bytes;  /* 4: float, 8: double */
     int lanes, rows; /* rows in a vector, and in the largest task */
     int block_keys;
-    sdpa_step begin;           /* queries to q, nothing summed yet */
-    sdpa_step scores;          /* s = K q, with softcap, alibi, bias; -inf where hidden; high */
-    sdpa_step softmax_step;    /* s = exp(s - max); max, sum, shrink */
-    sdpa_step accumulate;      /* o = o * shrink + s V */
-    sdpa_step accumulate_seen; /* the same where V holds NaN or inf */
+    int (*copies)(const sdpa_problem *); /* whether K or V is copied block by block, to be converted */
+    sdpa_step begin;                     /* queries to q, nothing summed yet */
+    sdpa_step scores;                    /* s = K q, with softcap, alibi, bias; -inf where hidden; high */
+    sdpa_step softmax_step;              /* s = exp(s - max); max, sum, shrink */
+    sdpa_step accumulate;                /* o = o * shrink + s V */
+    sdpa_step accumulate_seen;           /* the same where V holds NaN or inf */
     int (*finite)(const sdpa_problem *, const sdpa_task *); /* o holds no NaN and no inf */
     sdpa_step close_sums;                                   /* sinks; lse; shrink = what o is multiplied by */
     sdpa_step write_out;                                    /* out = o * shrink */
     sdpa_step write_weights;                                /* weights of this block = exp(s - max) * shrink */
 } sdpa_kernel;
 
-/* The kernels of one instruction set: [0] for float, [1] for double; of each [0] for many rows, [1] for few. */
+/* What the arithmetic is made for: real numbers, or Q, K and V that all are bfloat16. */
+enum { SDPA_FOR_FLOAT, SDPA_FOR_DOUBLE, SDPA_FOR_BFLOAT16, SDPA_PURPOSES };
+
+/* The kernels of one instruction set, by purpose; of each [0] for many rows, [1] for few. */
 typedef struct {
     const char *name; /* as in setup.py: "avx512" */
-    const sdpa_kernel *kernel[2][2];
+    const sdpa_kernel *kernel[SDPA_PURPOSES][2];
 } sdpa_isa;
 
 /* dispatch.c: best first; a name that is NULL ends the list. */
@@ -129,6 +146,12 @@ int sdpa_cpu_runs(const char *isa);
 int64_t sdpa_tasks_per_head(const sdpa_problem *, const sdpa_kernel *, int threads);
 void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, int64_t index, sdpa_task *);
 int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *);
-size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *); /* its size */
+int64_t sdpa_bundles_per_head(const sdpa_problem *, const sdpa_kernel *, int threads);
+int sdpa_largest_bundle(const sdpa_problem *);
+size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks);
+
+/* quantise.c */
+int sdpa_quantise_rows(const sdpa_array *source, int64_t batches, int64_t heads, int64_t rows, int64_t dim,
+                       int64_t group, const sdpa_array *out, const sdpa_array *scales);
 
 #endif

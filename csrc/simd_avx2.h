@@ -14,6 +14,27 @@ typedef __m256 vf;
 #define V_EXPONENT_SHIFT(t) V_CAST(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
 
 static inline vf vf_from_float(const float *p) { return _mm256_loadu_ps(p); }
+static inline vf vf_from_float16(const char *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+static inline vf vf_from_bfloat16(const char *p)
+{
+    const __m256i halves = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return V_CAST(_mm256_slli_epi32(halves, 16));
+}
+static inline void vf_to_float16(char *p, vf a)
+{
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+static inline void vf_to_bfloat16(char *p, vf a) /* see half.h */
+{
+    const __m256i bits = _mm256_castps_si256(a), upper = _mm256_srli_epi32(bits, 16);
+    const __m256i half_unit =
+        _mm256_add_epi32(_mm256_and_si256(upper, _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7fff));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half_unit), 16);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    const __m256i halves = _mm256_blendv_epi8(rounded, _mm256_or_si256(upper, _mm256_set1_epi32(0x40)), nan);
+    const __m256i packed = _mm256_packus_epi32(halves, halves); /* within each half of the register */
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+}
 /* seen[column] lane row = row[row][at + column] is not 0. */
 static inline void vm_transpose_bools(vf seen[8], char *const row[8], ptrdiff_t at)
 {
@@ -54,6 +75,15 @@ typedef __m256d vf;
 #define V_EXPONENT_SHIFT(t) V_CAST(_mm256_slli_epi64(_mm256_castpd_si256(t), 52))
 
 static inline vf vf_from_float(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+static inline vf vf_from_float16(const char *p)
+{
+    return _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)p)));
+}
+static inline vf vf_from_bfloat16(const char *p)
+{
+    const __m128i halves = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)p));
+    return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(halves, 16)));
+}
 static inline void vm_transpose_bools(vf seen[4], char *const row[4], ptrdiff_t at)
 {
     UNROLL_FOR (int i = 0; i < 4; ++i) {

@@ -19,6 +19,27 @@ typedef __mmask16 vm;
 #define V_EXPONENT_SHIFT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
 
 static inline vf vf_from_float(const float *p) { return _mm512_loadu_ps(p); }
+static inline vf vf_from_float16(const char *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+static inline vf vf_from_bfloat16(const char *p)
+{
+    const __m512i halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(halves, 16));
+}
+static inline void vf_to_float16(char *p, vf a)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+/* In whole numbers, see half.h: the instructions of AVX512-BF16 make zeros of denormals. */
+static inline void vf_to_bfloat16(char *p, vf a)
+{
+    const __m512i bits = _mm512_castps_si512(a), upper = _mm512_srli_epi32(bits, 16);
+    const __m512i half_unit =
+        _mm512_add_epi32(_mm512_and_si512(upper, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half_unit), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    const __m512i halves = _mm512_mask_or_epi32(rounded, nan, upper, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(halves));
+}
 /* seen[column] lane row = row[row][at + column] is not 0: four rows to a register, interleaved by bytes and by pairs,
  * then each column's four groups of four rows brought together. */
 static inline void vm_transpose_bools(vm seen[16], char *const row[16], ptrdiff_t at)
@@ -82,6 +103,15 @@ typedef __mmask8 vm;
 #define V_EXPONENT_SHIFT(t) _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(t), 52))
 
 static inline vf vf_from_float(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+static inline vf vf_from_float16(const char *p)
+{
+    return _mm512_cvtps_pd(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)));
+}
+static inline vf vf_from_bfloat16(const char *p)
+{
+    const __m256i halves = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(halves, 16)));
+}
 static inline void vm_transpose_bools(vm seen[8], char *const row[8], ptrdiff_t at)
 {
     __m128i pair[4];

@@ -16,8 +16,23 @@ typedef struct {
     UNROLL_FOR (int i = 0; i < VL; ++i) result.lane[i] = (expression);                                                 \
     return result
 
-static inline vf vf_from_float(const float *p) { LANES(vf, (real)p[i]); }
-static inline vf vf_load(const real *p) /* of any alignment, like all loads and stores */
+static inline vf vf_from_float(const float *p)
+{
+    float narrow[VL]; /* of any alignment, like all loads and stores */
+    memcpy(narrow, p, sizeof narrow);
+    LANES(vf, (real)narrow[i]);
+}
+static inline vf vf_from_float16(const char *p) { LANES(vf, (real)float_of_float16(read_bits(p + 2 * i))); }
+static inline vf vf_from_bfloat16(const char *p) { LANES(vf, (real)float_of_bfloat16(read_bits(p + 2 * i))); }
+static inline void vf_to_float16(char *p, vf a)
+{
+    for (int i = 0; i < VL; ++i) write_bits(p + 2 * i, float16_of_float((float)a.lane[i]));
+}
+static inline void vf_to_bfloat16(char *p, vf a)
+{
+    for (int i = 0; i < VL; ++i) write_bits(p + 2 * i, bfloat16_of_float((float)a.lane[i]));
+}
+static inline vf vf_load(const real *p)
 {
     vf result;
     memcpy(&result, p, sizeof result);

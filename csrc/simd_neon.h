@@ -12,6 +12,23 @@ typedef uint32x4_t vm;
 #define V_EXPONENT_SHIFT(t) vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23))
 
 static inline vf vf_from_float(const float *p) { return vld1q_f32(p); }
+static inline uint16x4_t four_halves(const char *p)
+{
+    uint64_t bits;
+    memcpy(&bits, p, sizeof bits);
+    return vcreate_u16(bits);
+}
+static inline vf vf_from_float16(const char *p) { return vcvt_f32_f16(vreinterpret_f16_u16(four_halves(p))); }
+static inline vf vf_from_bfloat16(const char *p) { return vreinterpretq_f32_u32(vshll_n_u16(four_halves(p), 16)); }
+static inline void vf_to_float16(char *p, vf a) { vst1_u8((uint8_t *)p, vreinterpret_u8_f16(vcvt_f16_f32(a))); }
+static inline void vf_to_bfloat16(char *p, vf a) /* see half.h */
+{
+    const uint32x4_t bits = vreinterpretq_u32_f32(a), upper = vshrq_n_u32(bits, 16);
+    const uint32x4_t half_unit = vaddq_u32(vandq_u32(upper, vdupq_n_u32(1)), vdupq_n_u32(0x7fff));
+    const uint32x4_t rounded = vshrq_n_u32(vaddq_u32(bits, half_unit), 16);
+    const uint32x4_t halves = vbslq_u32(vceqq_f32(a, a), rounded, vorrq_u32(upper, vdupq_n_u32(0x40)));
+    vst1_u8((uint8_t *)p, vreinterpret_u8_u16(vmovn_u32(halves)));
+}
 /* seen[column] lane row = row[row][at + column] is not 0. */
 static inline void vm_transpose_bools(vm seen[4], char *const row[4], ptrdiff_t at)
 {
@@ -39,6 +56,16 @@ typedef uint64x2_t vm;
 #define V_EXPONENT_SHIFT(t) vreinterpretq_f64_u64(vshlq_n_u64(vreinterpretq_u64_f64(t), 52))
 
 static inline vf vf_from_float(const float *p) { return vcvt_f64_f32(vld1_f32(p)); }
+static inline vf vf_from_float16(const char *p)
+{
+    const float two[2] = {float_of_float16(read_bits(p)), float_of_float16(read_bits(p + 2))};
+    return vf_from_float(two);
+}
+static inline vf vf_from_bfloat16(const char *p)
+{
+    const float two[2] = {float_of_bfloat16(read_bits(p)), float_of_bfloat16(read_bits(p + 2))};
+    return vf_from_float(two);
+}
 static inline void vm_transpose_bools(vm seen[2], char *const row[2], ptrdiff_t at)
 {
     UNROLL_FOR (int i = 0; i < 2; ++i) {

@@ -2,7 +2,10 @@
  *
  * max, sum and o describe the keys seen so far: sum = sum of exp(s - max), o = sum of exp(s - max) * V.  A new block
  * raises max, and `shrink` = exp(old max - new max) brings what was summed before to the new one.  A block that a row
- * does not see leaves its max alone: shrink is exactly 1 and everything added exactly 0, so its bits stay. */
+ * does not see leaves its max alone: shrink is exactly 1 and everything added exactly 0, so its bits stay.
+ *
+ * Where weights are rounded before they meet V (pairs.h), `kept` sums the rounded ones: it divides the result, so that
+ * the weights of a row sum to 1 exactly as they are.  The lse comes from `sum`. */
 
 /* -inf (nothing seen yet) must not be subtracted from -inf: that would be NaN. */
 static inline vf subtractable(vf max) { return vf_select(vf_eq(max, vf_set1(-(real)INFINITY)), vf_set1(0), max); }
@@ -12,29 +15,41 @@ static void softmax_step(const sdpa_problem *p, sdpa_task *t)
     const real factor = exponent_factor(p);
     const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
     for (int v = 0; v < t->vectors; ++v) {
-        real *max_at = (real *)t->max + v * VL, *sum_at = (real *)t->sum + v * VL;
+        real *max_at = (real *)t->max + v * VL, *sum_at = (real *)t->sum + v * VL, *kept_at = (real *)t->kept + v * VL;
         const vf old_max = vf_load(max_at), new_max = vf_max(vf_load((real *)t->high + v * VL), old_max),
                  from = subtractable(new_max);
         const vf shrink = vf_exp(vf_sub(old_max, from), factors, floor);
-        vf sum = vf_set1(0);
+        vf sum = vf_set1(0), kept = vf_set1(0);
         const sdpa_segment keys = t->of_vector[v];
         int key = keys.begin;
         for (; key + 4 <= keys.end; key += 4) {
             vf weight[4];
             UNROLL_FOR (int i = 0; i < 4; ++i) weight[i] = vf_sub(vf_load(scores_at(t, key + i, v)), from);
             exp_all(weight, 4, factors, floor);
-            UNROLL_FOR (int i = 0; i < 4; ++i) vf_store(scores_at(t, key + i, v), weight[i]);
+            kept = keep_weights(t, key, v, weight, 4, kept);
             UNROLL_FOR (int i = 0; i < 4; ++i) sum = vf_add(sum, weight[i]);
         }
-        for (; key < keys.end; ++key) {
-            vf weight = vf_exp(vf_sub(vf_load(scores_at(t, key, v)), from), factors, floor);
-            vf_store(scores_at(t, key, v), weight);
-            sum = vf_add(sum, weight);
+        for (; key < keys.end; key += STEP) { /* what is left; half a step is filled up with 0 */
+            vf weight[STEP];
+            UNROLL_FOR (int i = 0; i < STEP; ++i) {
+                weight[i] = vf_set1(0);
+                if (key + i < keys.end)
+                    weight[i] = vf_exp(vf_sub(vf_load(scores_at(t, key + i, v)), from), factors, floor);
+                sum = vf_add(sum, weight[i]);
+            }
+            kept = keep_weights(t, key, v, weight, STEP, kept);
         }
         vf_store(max_at, new_max);
         vf_store(sum_at, vf_fma(vf_load(sum_at), shrink, sum));
+        if (PAIRS) vf_store(kept_at, vf_fma(vf_load(kept_at), shrink, kept));
         vf_store((real *)t->shrink + v * VL, shrink);
     }
+}
+
+/* What a row is divided by: the sum of its weights as they meet V, or as they are given out. */
+static inline void *divisor(const sdpa_problem *p, const sdpa_task *t)
+{
+    return PAIRS && !p->weights.data ? t->kept : t->sum;
 }
 
 /* One row at the end of its sums: its sink joins the denominator, its lse is written.  A row that saw nothing has the
@@ -44,14 +59,15 @@ static void close_row(const sdpa_problem *p, sdpa_task *t, int row)
     const double unit = scale_in_exponent(p) ? p->scale : 1; /* of max, in natural logarithms */
     real *shrink = (real *)t->shrink + row;
     double high = ((real *)t->max)[row] * unit, total = ((real *)t->sum)[row];
+    const double kept = ((real *)divisor(p, t))[row];
     const int empty = total == 0;
     if (p->sinks && !empty) {
         const double sink = p->sinks[head_index(p, t, row)];
         const double higher = sink > high ? sink : high;
         const double factor = exp(high - higher);
+        *shrink = (real)(factor / (kept * factor + exp(sink - higher)));
         total = total * factor + exp(sink - higher);
         high = higher;
-        *shrink = (real)(factor / total);
     }
     if (p->lse.data) write_one(t->lse_row[row], p->lse.dtype, empty ? -(double)INFINITY : high + log(total));
 }
@@ -61,7 +77,7 @@ static void close_sums(const sdpa_problem *p, sdpa_task *t)
 {
     const vf zero = vf_set1(0);
     for (int v = 0; v < t->vectors; ++v) {
-        const vf sum = vf_load((real *)t->sum + v * VL);
+        const vf sum = vf_load((real *)divisor(p, t) + v * VL);
         vf_store((real *)t->shrink + v * VL, vf_select(vf_eq(sum, zero), zero, vf_div(vf_set1(1), sum)));
     }
     if (p->sinks || p->lse.data)

@@ -25,6 +25,24 @@ int64_t sdpa_tasks_per_head(const sdpa_problem *p, const sdpa_kernel *kernel, in
     return min64(vectors, max64(fewest, (wanted + heads - 1) / heads));
 }
 
+/* A thread takes a bundle of tasks of one head, and takes them through each block together: where K or V must be
+ * converted, a block is converted once for all of them.  So many that this costs little, yet few enough that their
+ * scratch stays in the second-level cache and that no thread runs short of work; one, where nothing is converted. */
+int64_t sdpa_bundles_per_head(const sdpa_problem *p, const sdpa_kernel *kernel, int threads)
+{
+    enum { CACHE = 256 << 10, PER_THREAD = 4 };
+    if (p->tasks_per_head == 1 || !kernel->copies(p)) return p->tasks_per_head;
+    const int64_t bytes = (p->dim + p->value_dim + 1) * kernel->rows * kernel->real_bytes;
+    const int64_t most = clip64(CACHE / bytes, 1, SDPA_MAX_BUNDLE), heads = p->batches * p->kv_heads;
+    const int64_t wanted = threads == 1 ? 1 : (PER_THREAD * threads + heads - 1) / heads;
+    return min64(p->tasks_per_head, max64((p->tasks_per_head + most - 1) / most, wanted));
+}
+
+int sdpa_largest_bundle(const sdpa_problem *p)
+{
+    return (int)((p->tasks_per_head + p->bundles_per_head - 1) / p->bundles_per_head);
+}
+
 /* Keys that a query may see. */
 static sdpa_span visible(const sdpa_problem *p, const sdpa_task *t, int64_t query)
 {
@@ -108,21 +126,40 @@ static void summarise_mask(const sdpa_problem *p, const sdpa_task *t, int *any, 
     *all = !hidden;
 }
 
+static sdpa_range within_block(const sdpa_task *t, sdpa_span keys)
+{
+    return (sdpa_range){(int)clip64(keys.begin - t->key, 0, t->block), (int)clip64(keys.end - t->key, 0, t->block)};
+}
+
+/* What `visible` says of the queries of a task without groups, from `query` on, at once for all: with numbers small
+ * enough for the compiler to do several together. */
+static void place_queries(const sdpa_problem *p, const sdpa_task *t, int64_t query, sdpa_range *sees)
+{
+    const ptrdiff_t at = t->batch * p->shift_step;
+    const int block = (int)min64(t->block, t->kv_len - t->key), far = 2 * SDPA_MAX_ROWS;
+    const int begin = p->begin_shift ? (int)clip64(query + p->begin_shift[at] - t->key, -far, block + far) : -far;
+    const int end = p->end_shift ? (int)clip64(query + p->end_shift[at] - t->key, -far, block + far) : block + far;
+    for (int row = 0; row < t->rows; ++row) {
+        const int first = begin + (p->begin_shift ? row : 0), last = end + (p->end_shift ? row : 0);
+        sees[row].begin = first < 0 ? 0 : first > block ? block : first;
+        sees[row].end = last < 0 ? 0 : last > block ? block : last;
+    }
+}
+
 /* Which keys of the block each row sees, and which all rows of a vector see. */
 static void place_rows(const sdpa_problem *p, sdpa_task *t, int lanes)
 {
     const int64_t group = sdpa_group(p);
     int64_t in_group = t->first_row % group, query = t->first_row / group;
-    sdpa_range sees = {0, 0};
-    for (int row = 0; row < t->vectors * lanes; ++row) {
-        if (row == 0 || (in_group == 0 && row < t->rows)) { /* the padding repeats the last row */
-            const sdpa_span keys = visible(p, t, query);
-            sees.begin = (int)clip64(keys.begin - t->key, 0, t->block);
-            sees.end = (int)clip64(keys.end - t->key, 0, t->block);
-        }
-        t->sees[row] = sees;
+    if (group == 1) place_queries(p, t, query, t->sees);
+    for (int row = 0; group > 1 && row < t->rows; ++row) {
+        if (row == 0 || in_group == 0)
+            t->sees[row] = within_block(t, visible(p, t, query));
+        else
+            t->sees[row] = t->sees[row - 1];
         if (++in_group == group) in_group = 0, ++query;
     }
+    for (int row = t->rows; row < t->vectors * lanes; ++row) t->sees[row] = t->sees[t->rows - 1];
     for (int v = 0; v < t->vectors; ++v) { /* both ends grow with the row */
         const sdpa_range first = t->sees[v * lanes], last = t->sees[(v + 1) * lanes - 1];
         t->whole[v] = (sdpa_range){last.begin, first.end};
@@ -186,10 +223,11 @@ int sdpa_enter_block(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t k
     return t->segments > 0;
 }
 
-/* Rows in scratch may be filled up to whole vectors. */
+/* Rows in scratch may be filled up to whole vectors, or to two of them. */
 static int64_t padded(int64_t width, const sdpa_kernel *kernel)
 {
-    return (width + kernel->lanes - 1) / kernel->lanes * kernel->lanes;
+    const int64_t step = 2 * kernel->lanes;
+    return (width + step - 1) / step * step;
 }
 
 /* The scratch of one thread: hands out the arrays of the task one after the other, each on a cache line. */
@@ -200,20 +238,28 @@ static void *take(char **at, int64_t elements, int bytes)
     return taken;
 }
 
-size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, char *scratch, sdpa_task *t)
+/* For the tasks of a bundle, which come one after the other in each block: what outlives a block each has for itself.
+ * Returns the size. */
+size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, char *scratch, sdpa_task *t, int tasks)
 {
-    const int64_t rows = kernel->rows, bytes = kernel->real_bytes, keys = min64(p->block_keys, p->kv_len);
+    const int64_t rows = kernel->rows, bytes = kernel->real_bytes, keys = min64(p->block_keys, p->kv_len + 1);
     char *at = scratch;
     const int64_t dim = padded(p->dim, kernel), value_dim = padded(p->value_dim, kernel);
-    t->q = take(&at, dim * rows, bytes);
-    t->s = take(&at, keys * rows, bytes);
-    t->o = take(&at, value_dim * rows, bytes);
-    t->high = take(&at, rows, bytes);
-    t->max = take(&at, rows, bytes);
-    t->sum = take(&at, rows, bytes);
-    t->shrink = take(&at, rows, bytes);
-    t->key_copy = take(&at, keys * dim, bytes);
-    t->value_copy = take(&at, keys * value_dim, bytes);
-    t->visible = take(&at, keys * rows, bytes);
+    sdpa_copied *copied = take(&at, 1, sizeof *copied);
+    void *s = take(&at, keys * rows, bytes), *visible = take(&at, keys * rows, bytes);
+    void *high = take(&at, rows, bytes);
+    void *key_copy = take(&at, keys * dim, bytes), *value_copy = take(&at, keys * value_dim, bytes);
+    for (int i = 0; i < tasks; ++i) {
+        t[i].copied = copied;
+        t[i].s = s, t[i].visible = visible;
+        t[i].high = high;
+        t[i].key_copy = key_copy, t[i].value_copy = value_copy;
+        t[i].shrink = take(&at, rows, bytes);
+        t[i].q = take(&at, dim * rows, bytes);
+        t[i].o = take(&at, value_dim * rows, bytes);
+        t[i].max = take(&at, rows, bytes);
+        t[i].sum = take(&at, rows, bytes);
+        t[i].kept = take(&at, rows, bytes);
+    }
     return (size_t)(at - scratch);
 }

@@ -41,16 +41,15 @@ def attend_plain(
     kernel: Kernel, query: Any, key: Any, value: Any, causal: bool, threads_of: Callable[[None], int]
 ) -> NDArray[Any] | None: ...
 def is_small(batches: int, heads: int, q_len: int, kv_len: int, dim: int, value_dim: int) -> bool: ...
+def know_bfloat16(dtype: np.dtype[Any]) -> None: ...
 def plan(
     kernel: Kernel,
-    dtype: np.dtype[Any],
+    query: NDArray[Any],
+    key: NDArray[Any],
+    value: NDArray[Any],
+    *,
     batches: int,
-    heads: int,
-    kv_heads: int,
-    q_len: int,
-    kv_len: int,
-    dim: int,
-    value_dim: int,
+    scale: float,
     bounded: bool,
     threads: int,
-) -> tuple[bool, int, int, int, int, int, int, int]: ...
+) -> tuple[bool, bool, bool, int, int, int, int, int, int, int, int]: ...

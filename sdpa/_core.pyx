@@ -18,17 +18,30 @@ cnp.import_array()
 
 # ---------------------------------------------------------------------------------------------------- the algorithm
 
-cdef void attend_blocks(
-    const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t, sdpa_step accumulate
+cdef void attend_block(
+    const sdpa_problem *p, const sdpa_kernel *kernel, int64_t key, sdpa_task *t, sdpa_step accumulate
 ) noexcept nogil:
-    """softmax(Q K^T) V for the rows of one task, without the division by the sum."""
-    cdef int64_t key = t.keys.begin // p.block_keys * p.block_keys
-    kernel.begin(p, t)
-    while key < t.keys.end:
-        if sdpa_enter_block(p, kernel, key, t):
-            kernel.scores(p, t)
-            kernel.softmax_step(p, t)
-            accumulate(p, t)
+    """One step of softmax(Q K^T) V, over the keys of the block that starts at `key`."""
+    if t.keys.begin < key + p.block_keys and key < t.keys.end and sdpa_enter_block(p, kernel, key, t):
+        kernel.scores(p, t)
+        kernel.softmax_step(p, t)
+        accumulate(p, t)
+
+
+cdef void attend_blocks(
+    const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *tasks, int count, sdpa_step accumulate
+) noexcept nogil:
+    """softmax(Q K^T) V for the rows of the tasks, without the division by the sum."""
+    cdef int i
+    cdef int64_t key = tasks[0].keys.begin, end = tasks[0].keys.end
+    for i in range(count):
+        kernel.begin(p, &tasks[i])
+        key = min(key, tasks[i].keys.begin)
+        end = max(end, tasks[i].keys.end)
+    key = key // p.block_keys * p.block_keys
+    while key < end:
+        for i in range(count):
+            attend_block(p, kernel, key, &tasks[i], accumulate)
         key += p.block_keys
 
 
@@ -42,61 +55,93 @@ cdef void write_weights(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_t
         key += p.block_keys
 
 
-cdef void run_task(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t index, char *scratch) noexcept nogil:
-    cdef sdpa_task t
-    sdpa_lay_out_scratch(p, kernel, scratch, &t)
-    sdpa_enter_task(p, kernel, index, &t)
-    attend_blocks(p, kernel, &t, kernel.accumulate)
+cdef void finish_task(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t) noexcept nogil:
     # A hidden key weighs 0, but 0 * NaN is NaN: where NaN or inf came out and anything was hidden, again with care.
-    if t.hidden and not kernel.finite(p, &t):
-        attend_blocks(p, kernel, &t, kernel.accumulate_seen)
-    kernel.close_sums(p, &t)
+    if t.hidden and not kernel.finite(p, t):
+        attend_blocks(p, kernel, t, 1, kernel.accumulate_seen)
+    kernel.close_sums(p, t)
     if p.weights.data != NULL:
-        write_weights(p, kernel, &t)
+        write_weights(p, kernel, t)
     else:
-        kernel.write_out(p, &t)
+        kernel.write_out(p, t)
 
 
-cdef int64_t cut_into_tasks(sdpa_problem *p, const sdpa_kernel *kernel, int *threads, int *chunk) noexcept:
-    """The number of tasks; no more threads than that; and how many tasks a thread takes at once: those of one head, so
-    that it finds K and V in its own cache, but few enough that the last one to finish is not waited for."""
-    cdef int64_t tasks
+cdef void run_bundle(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t index, char *scratch) noexcept nogil:
+    cdef sdpa_task tasks[8]  # SDPA_MAX_BUNDLE
+    cdef int64_t head = index // p.bundles_per_head, part = index % p.bundles_per_head
+    cdef int64_t first = part * p.tasks_per_head // p.bundles_per_head
+    cdef int i, count = <int>((part + 1) * p.tasks_per_head // p.bundles_per_head - first)
+    sdpa_lay_out_scratch(p, kernel, scratch, tasks, count)
+    for i in range(count):
+        sdpa_enter_task(p, kernel, head * p.tasks_per_head + first + i, &tasks[i])
+    attend_blocks(p, kernel, tasks, count, kernel.accumulate)
+    for i in range(count):
+        finish_task(p, kernel, &tasks[i])
+
+
+cdef int64_t cut_into_bundles(sdpa_problem *p, const sdpa_kernel *kernel, int *threads, int *chunk) noexcept:
+    """The number of bundles of tasks; no more threads than that; and how many a thread takes at once: those of one
+    head, so that it finds K and V in its own cache, but few enough that the last one to finish is not waited for."""
+    cdef int64_t bundles
+    p.block_keys = kernel.block_keys
     if p.batches == 0 or p.heads == 0 or p.q_len == 0:
         threads[0] = chunk[0] = 1
+        p.tasks_per_head = p.bundles_per_head = 1
         return 0
-    p.block_keys = kernel.block_keys
     p.tasks_per_head = sdpa_tasks_per_head(p, kernel, threads[0])
-    tasks = p.batches * p.kv_heads * p.tasks_per_head
-    threads[0] = <int>min(<int64_t>threads[0], tasks)
-    chunk[0] = <int>max(1, min(p.tasks_per_head, tasks // (16 * threads[0])))
-    return tasks
+    p.bundles_per_head = sdpa_bundles_per_head(p, kernel, threads[0])
+    bundles = p.batches * p.kv_heads * p.bundles_per_head
+    threads[0] = <int>min(<int64_t>threads[0], bundles)
+    chunk[0] = <int>max(1, min(p.bundles_per_head, bundles // (16 * threads[0])))
+    return bundles
+
+
+cdef size_t scratch_bytes(const sdpa_problem *p, const sdpa_kernel *kernel) noexcept:
+    """Of one thread.  It does not depend on the number of keys."""
+    cdef sdpa_task sizes[8]  # SDPA_MAX_BUNDLE
+    return sdpa_lay_out_scratch(p, kernel, NULL, sizes, sdpa_largest_bundle(p))
 
 
 cdef int run(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
-    """All tasks, on `threads` threads.  The scratch of a thread does not depend on the number of keys."""
-    cdef sdpa_task sizes
-    cdef int chunk
-    cdef int64_t task, tasks = cut_into_tasks(p, kernel, &threads, &chunk)
-    cdef size_t bytes_each = sdpa_lay_out_scratch(p, kernel, NULL, &sizes)
+    """All tasks, on `threads` threads."""
+    cdef int chunk, thread
+    cdef int64_t bundle, bundles = cut_into_bundles(p, kernel, &threads, &chunk)
+    cdef size_t bytes_each = scratch_bytes(p, kernel)
     cdef char *memory = <char *>PyMem_RawMalloc(threads * bytes_each + 64)
     cdef char *scratch = <char *>((<uintptr_t>memory + 63) & ~<uintptr_t>63)
     if memory == NULL:
         raise MemoryError(f"{threads * bytes_each} bytes of scratch for {threads} threads")
+    for thread in range(threads):
+        memset(scratch + thread * bytes_each, 0, sizeof(sdpa_copied))  # its first part: nothing was copied yet
     with nogil:
         if threads == 1:
-            for task in range(tasks):
-                run_task(p, kernel, task, scratch)
+            for bundle in range(bundles):
+                run_bundle(p, kernel, bundle, scratch)
         else:
-            for task in prange(tasks, schedule="dynamic", chunksize=chunk, num_threads=threads):
-                run_task(p, kernel, task, scratch + threadid() * bytes_each)
+            for bundle in prange(bundles, schedule="dynamic", chunksize=chunk, num_threads=threads):
+                run_bundle(p, kernel, bundle, scratch + threadid() * bytes_each)
     PyMem_RawFree(memory)
     return 0
 
 
 # ------------------------------------------------------------------------------------------------------ the kernels
 
+cdef int purpose_of(const sdpa_problem *p) noexcept:
+    if p.query.dtype == SDPA_FLOAT64:
+        return SDPA_FOR_DOUBLE
+    # Without a value (attention_weights) only Q and K meet.  A scale this large would show what was lost below the
+    # smallest normal number, which the products of pairs take for 0.
+    if (p.query.dtype == SDPA_BFLOAT16 and p.key.dtype == SDPA_BFLOAT16
+            and (p.value.data == NULL or p.value.dtype == SDPA_BFLOAT16) and -LARGE_SCALE < p.scale < LARGE_SCALE):
+        return SDPA_FOR_BFLOAT16
+    return SDPA_FOR_FLOAT
+
+
+cdef double LARGE_SCALE = 2.0 ** 20
+
+
 cdef class Kernel:
-    """The arithmetic for one instruction set: for float32 and float64, each for many rows and for few."""
+    """The arithmetic for one instruction set: for float32, float64 and bfloat16, each for many rows and for few."""
     cdef const sdpa_isa *isa
 
     def __init__(self):
@@ -107,8 +152,8 @@ cdef class Kernel:
         return self.isa.name.decode()
 
     cdef const sdpa_kernel *table(self, const sdpa_problem *p) noexcept:
-        cdef const sdpa_kernel *const *engines = self.isa.kernel[1 if p.query.dtype == SDPA_FLOAT64 else 0]
-        cdef int64_t rows = p.q_len * (p.heads // p.kv_heads) if p.kv_heads else 0
+        cdef const sdpa_kernel *const *engines = self.isa.kernel[purpose_of(p)]
+        cdef int64_t rows = p.q_len * sdpa_group(p) if p.kv_heads else 0
         return engines[1 if rows <= min(MOST_OF_FEW, engines[1].rows) else 0]
 
     def __repr__(self):
@@ -159,7 +204,11 @@ COMPILER = SDPA_COMPILER.decode()
 cdef int code_of(int type_num) noexcept:
     if type_num == cnp.NPY_BOOL:
         return SDPA_BOOL
-    return SDPA_FLOAT64 if type_num == cnp.NPY_DOUBLE else SDPA_FLOAT32
+    if type_num == cnp.NPY_FLOAT16:
+        return SDPA_FLOAT16
+    if type_num == cnp.NPY_DOUBLE:
+        return SDPA_FLOAT64
+    return SDPA_FLOAT32 if type_num == cnp.NPY_FLOAT else SDPA_BFLOAT16
 
 
 cdef sdpa_array array_of(cnp.ndarray array):
@@ -231,29 +280,41 @@ def attend(
 
 
 def plan(
-    Kernel kernel not None, dtype, int64_t batches, int64_t heads, int64_t kv_heads, int64_t q_len, int64_t kv_len,
-    int64_t dim, int64_t value_dim, bint bounded, int threads,
+    Kernel kernel not None, cnp.ndarray query not None, cnp.ndarray key not None, cnp.ndarray value not None, *,
+    int64_t batches, double scale, bint bounded, int threads,
 ):
-    """How a problem of these sizes would be cut: (whether few rows, lanes, most rows and rows of a task, keys of a
-    block, tasks, threads, bytes of scratch)."""
+    """How a problem would be cut: (whether few rows, pairs, and conversion of K or V; lanes, most rows and rows of a
+    task, keys of a block, tasks, tasks of a bundle, threads, bytes of scratch).  The arrays have at least four axes, of
+    which the last three count."""
     cdef sdpa_problem p
-    cdef sdpa_task sizes
     cdef int chunk
+    cdef int64_t bundles, all_rows, vectors, per_task
     cdef const sdpa_kernel *table
     memset(&p, 0, sizeof(p))
-    p.query.dtype = code_of(dtype.num)
-    p.batches, p.heads, p.kv_heads, p.q_len, p.kv_len, p.dim, p.value_dim = (
-        batches, heads, kv_heads, q_len, kv_len, dim, value_dim)
+    set_sizes(&p, query, key)
+    p.batches, p.scale = batches, scale
+    p.query, p.key, p.value = array_of(query), array_of(key), array_of(value)
+    p.value_dim = cnp.PyArray_DIM(value, cnp.PyArray_NDIM(value) - 1)
     p.begin_shift = &p.q_len if bounded else NULL  # what it holds is not looked at
     table = kernel.table(&p)
-    tasks = cut_into_tasks(&p, table, &threads, &chunk)
-    all_rows = q_len * (heads // max(kv_heads, 1))
+    bundles = cut_into_bundles(&p, table, &threads, &chunk)
+    all_rows = p.q_len * sdpa_group(&p) if p.kv_heads else 0
     vectors = (all_rows + table.lanes - 1) // table.lanes
-    per_task = (vectors + p.tasks_per_head - 1) // p.tasks_per_head if tasks else 0
-    rows = min(all_rows, per_task * table.lanes)
-    few = table == kernel.isa.kernel[0][1] or table == kernel.isa.kernel[1][1]
-    return (few, table.lanes, table.rows, rows, table.block_keys, tasks, threads,
-            threads * sdpa_lay_out_scratch(&p, table, NULL, &sizes))
+    per_task = (vectors + p.tasks_per_head - 1) // p.tasks_per_head
+    tasks = batches * p.kv_heads * p.tasks_per_head if bundles else 0
+    pairs = table != kernel.isa.kernel[SDPA_FOR_FLOAT][0] and purpose_of(&p) == SDPA_FOR_BFLOAT16
+    few = table == kernel.isa.kernel[purpose_of(&p)][1]
+    return (few, pairs and not few, table.copies(&p), table.lanes, table.rows, min(all_rows, per_task * table.lanes),
+            table.block_keys, tasks, sdpa_largest_bundle(&p), threads, threads * scratch_bytes(&p, table))
+
+
+# NumPy's number of the type bfloat16, once an array of it was seen: another package brings it (see _problem.py).
+cdef int bfloat16_number = -1
+
+
+def know_bfloat16(dtype):
+    global bfloat16_number
+    bfloat16_number = dtype.num
 
 
 cdef bint is_plain(cnp.ndarray query, cnp.ndarray key, cnp.ndarray value) noexcept:
@@ -262,7 +323,7 @@ cdef bint is_plain(cnp.ndarray query, cnp.ndarray key, cnp.ndarray value) noexce
     cdef int type_num = cnp.PyArray_TYPE(query)
     if n < 2 or n > 4 or cnp.PyArray_NDIM(key) != n or cnp.PyArray_NDIM(value) != n:
         return False
-    if type_num != cnp.NPY_FLOAT and type_num != cnp.NPY_DOUBLE:
+    if type_num not in (cnp.NPY_FLOAT, cnp.NPY_DOUBLE, cnp.NPY_FLOAT16) and type_num != bfloat16_number:
         return False
     if cnp.PyArray_TYPE(key) != type_num or cnp.PyArray_TYPE(value) != type_num:
         return False

@@ -76,6 +76,10 @@ def _reasons(problem, kernel, plan):
         yield "few rows share a key/value head: memory is the limit, so K and V are read once, features in lanes"
     else:
         yield f"a vector holds {plan.lanes} rows of {problem.dtype}, a task up to {plan.most_rows} rows"
+    if plan.pairs:
+        yield f"pairs of bfloat16 are multiplied; V is interleaved a block at a time, for {plan.bundle} tasks at once"
+    elif plan.converted:
+        yield f"K or V is copied to vectors a block at a time, for {plan.bundle} tasks at once"
     if plan.threads == 1 and problem.threads == 1:
         yield "one thread: the call is small, or one was asked for"
     elif plan.threads < problem.threads:

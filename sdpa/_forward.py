@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import _core, _kernels, _threads
-from ._problem import FLOATS, Problem, check_out, plain_array
+from ._problem import FLOATS, Problem, check_out, is_float, plain_array, sum_dtype
 
 
 def attention(
@@ -17,8 +17,9 @@ def attention(
 
         query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)    out : (B, H, M, E)
 
-    With 2 axes B and H are 1 and absent, with 3 B is; more leading axes are batches; leading axes broadcast.  float32
-    or float64; key and value may be narrower than query.  The result has the dtype of query and is laid out like it.
+    With 2 axes B and H are 1 and absent, with 3 B is; more leading axes are batches; leading axes broadcast.  float16,
+    ml_dtypes.bfloat16, float32 or float64; key and value may be narrower than query, but float16 and bfloat16 do not
+    meet.  Sums and softmax are float32 at least.  The result has the dtype of query and is laid out like it.
 
     Scores are `scale * (query . key)`, then `softcap * tanh(score / softcap)`, then `+ bias`, then
     `- alibi_slope * |distance|`, then masks.
@@ -66,7 +67,7 @@ def attention(
         kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=threads,
     )  # fmt: skip
     out = problem.new_out(out)
-    lse = np.empty((*problem.lead, problem.heads, problem.q_len), problem.dtype) if return_lse else None
+    lse = problem.new_lse() if return_lse else None
     problem.run(_kernels.default, out=out, lse=lse)
     return (out, problem.trim(lse[..., None])[..., 0]) if return_lse else out
 
@@ -110,8 +111,8 @@ def merge(outs, lses, *, out=None):
         raise ValueError(f"outs has {len(outs)} parts and lses {len(lses)}: they must be as many, and at least one")
     for name, parts in (("outs", outs), ("lses", lses)):
         for part in parts:
-            if part.dtype not in FLOATS:
-                raise TypeError(f"{name} has dtype {part.dtype}: it must be {' or '.join(map(str, FLOATS))}")
+            if not is_float(part.dtype):
+                raise TypeError(f"{name} has dtype {part.dtype}: it must be {' or '.join(FLOATS)}")
             if outs[0].ndim == 0 or part.shape != (outs[0].shape if name == "outs" else outs[0].shape[:-1]):
                 raise ValueError(
                     f"outs have shapes {[x.shape for x in outs]} and lses {[x.shape for x in lses]}: "
@@ -129,17 +130,19 @@ def _numbered(name, parts):
 def _merge(outs, lses, out):
     """sum of exp(lse) * out over the parts, divided by the sum of exp(lse)."""
     seen = np.stack(lses) != -np.inf
-    with np.errstate(invalid="ignore", divide="ignore"):
+    wide = sum_dtype(out.dtype)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         lses = np.stack([x.astype(np.float64) for x in lses])
         high = lses.max(axis=0)
         high = np.where(high == -np.inf, 0, high)
         weights = np.exp(lses - high)
         total = weights.sum(axis=0)
-        lse = (high + np.log(total)).astype(out.dtype)
-        weights = (weights / np.where(total == 0, 1, total)).astype(out.dtype)[..., None]
-        out[...] = 0
+        lse = (high + np.log(total)).astype(wide)
+        weights = (weights / np.where(total == 0, 1, total)).astype(wide)[..., None]
+        result = np.zeros(out.shape, wide)
         for part, weight, sees in zip(outs, weights, seen):
-            np.add(out, part * weight, out=out, where=sees[..., None])
+            np.add(result, part.astype(wide, copy=False) * weight, out=result, where=sees[..., None])
+        out[...] = result
     return out, lse
 
 
@@ -169,7 +172,7 @@ def scaled_dot_product_attention(
     kind = "mask"
     if attn_mask is not None:
         attn_mask = plain_array("attn_mask", attn_mask)
-        if attn_mask.dtype != np.bool_ and attn_mask.dtype not in FLOATS:
+        if attn_mask.dtype != np.bool_ and not is_float(attn_mask.dtype):
             raise TypeError(f"attn_mask has dtype {attn_mask.dtype}: it must be boolean, or floating to be added")
         kind = "mask" if attn_mask.dtype == np.bool_ else "bias"
     return attention(query, key, value, causal=bool(is_causal), q_offset=0, scale=scale, **{kind: attn_mask})

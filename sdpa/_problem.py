@@ -12,7 +12,9 @@ import numpy as np
 
 from . import _core, _threads
 
-FLOATS = (np.dtype(np.float32), np.dtype(np.float64))  # that can be computed with; narrow before wide
+# Names of the dtypes that can be computed with, narrow before wide.  NumPy has no bfloat16 of its own: it comes from
+# the package ml_dtypes, is known by its name, and that package is never imported.
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 INT64 = np.iinfo(np.int64)
 LONGEST = 2**40  # size of a key or a value: sizes of scratch must not overflow
 
@@ -21,11 +23,14 @@ class Plan(NamedTuple):
     """How a problem is cut for the threads."""
 
     few_rows: bool
+    pairs: bool
+    converted: bool
     lanes: int
     most_rows: int
     rows: int
     keys: int
     tasks: int
+    bundle: int
     threads: int
     scratch_bytes: int
 
@@ -45,6 +50,7 @@ class Problem:
             array = self.inputs[name]
             if array is not None and array.itemsize > query.itemsize:
                 raise TypeError(f"{name} has dtype {array.dtype}: it must not be wider than query, {query.dtype}")
+        _check_halves(self.inputs)
         self.like = query
         self.dtype = query.dtype
         self._take_arrays(query, key, value)
@@ -133,9 +139,8 @@ class Problem:
 
     def plan(self, kernel):
         return Plan(*_core.plan(
-            kernel, self.dtype, math.prod(self.lead), self.heads, self.key.shape[-3], self.q_len, self.kv_len,
-            self.query.shape[-1], self.value_dim, self.begin_shift is not None or self.end_shift is not None,
-            self.threads,
+            kernel, self.query, self.key, self.value, batches=math.prod(self.lead), scale=self.scale,
+            bounded=self.begin_shift is not None or self.end_shift is not None, threads=self.threads,
         ))  # fmt: skip
 
     def visible_pairs(self):
@@ -164,6 +169,9 @@ class Problem:
         if self.like.ndim == self.rank:
             return np.empty_like(self.like, shape=shape, subok=False)
         return np.empty(shape, self.dtype)
+
+    def new_lse(self):
+        return np.empty((*self.lead, self.heads, self.q_len), sum_dtype(self.dtype))
 
     def run(self, kernel, *, out=None, weights=None, lse=None):
         """Fill `out` or `weights` (lead, H, M, E or N) and `lse` (lead, H, M)."""
@@ -232,12 +240,30 @@ def _overlaps_itself(array):
     return False
 
 
+def is_float(dtype):
+    """Whether it can be computed with."""
+    if dtype.name == "bfloat16":
+        _core.know_bfloat16(dtype)
+    return dtype.name in FLOATS and dtype.isnative
+
+
+def sum_dtype(dtype):
+    """Of sums, softmax and lse: that of the query, but no narrower than float32."""
+    return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
+
+
+def _check_halves(inputs):
+    """There is no product of a bfloat16 and a float16: one of them must be cast first."""
+    dtypes = {name: array.dtype.name for name, array in inputs.items() if array is not None}
+    if {"float16", "bfloat16"} <= set(dtypes.values()):
+        given = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+        raise TypeError(f"{given}: float16 and bfloat16 must not meet in one call")
+
+
 def _float_array(name, array):
     array = plain_array(name, array)
-    if array.dtype not in FLOATS or not array.dtype.isnative:
-        raise TypeError(
-            f"{name} has dtype {array.dtype}: it must be {' or '.join(map(str, FLOATS))}, in native byte order"
-        )
+    if not is_float(array.dtype):
+        raise TypeError(f"{name} has dtype {array.dtype}: it must be {' or '.join(FLOATS)}, in native byte order")
     if array.ndim < 2 and name != "bias":
         raise ValueError(f"{name} has shape {array.shape}: it must have at least two axes")
     return array

@@ -2,7 +2,9 @@
 
 Slow on purpose: whole score matrices, no blocks, no tricks. The compiled library is checked against this
 module, so they share no code; their calls can be exchanged. One keyword is added, `dtype`: the precision of
-all arithmetic and of the results (None means float64). `threads` is accepted and has no effect here.
+all arithmetic and of the results (None means float64). A dtype of 16 bits, float16 or ml_dtypes.bfloat16, stands for
+what arrays of that dtype give: inputs, scores, probabilities and results are rounded to it; exponentials and sums
+are float32, and so is the lse. `threads` is accepted and has no effect here.
 
 Axes: B batch, H query heads, G key/value heads (H a multiple of G), M queries, N keys, D and E the sizes of a
 key and of a value. Query head h attends to key/value head h // (H / G).
@@ -58,10 +60,10 @@ def attention(
     """
     q, k, v, leading, rank = align(query, key, value, dtype)
     seen, weight, lse = probabilities(
-        q, k, leading, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        q, k, leading, dtype, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
         kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
     )  # fmt: skip
-    result = weighted_sum(weight, v, seen)
+    result = cast(weighted_sum(weight, v, seen), dtype)
     result = deliver(result.reshape(result.shape[-rank:]), out, query, key, value, mask, bias)
     return (result, lse.reshape(result.shape[:-1])) if return_lse else result
 
@@ -78,10 +80,10 @@ def attention_weights(
     """
     q, k, _, leading, rank = align(query, key, key, dtype)
     _, weight, _ = probabilities(
-        q, k, leading, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        q, k, leading, dtype, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
         kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
     )  # fmt: skip
-    return weight.reshape(weight.shape[-rank:])
+    return cast(weight.reshape(weight.shape[-rank:]), dtype)
 
 
 def merge(outs, lses, *, out=None, dtype=None):
@@ -91,13 +93,13 @@ def merge(outs, lses, *, out=None, dtype=None):
     """
     outs, lses = list(outs), list(lses)
     value = np.stack([to_float("outs", part, dtype) for part in outs], axis=-2)  # (..., M, parts, E)
-    score = np.stack([to_float("lses", part, dtype) for part in lses], axis=-1)  # (..., M, parts)
+    score = np.stack([to_float("lses", part, arithmetic(dtype)) for part in lses], axis=-1)  # (..., M, parts)
     if value.shape[:-1] != score.shape:
         raise ValueError(f"outs {np.shape(outs)} and lses {np.shape(lses)} must differ by the last axis only")
     seen = score != -np.inf
     weight, lse = softmax(score, seen)
     result = weighted_sum(weight[..., None, :], value, seen[..., None, :])[..., 0, :]
-    return deliver(result, out, *outs, *lses), lse
+    return deliver(cast(result, dtype), out, *outs, *lses), lse
 
 
 def scaled_dot_product_attention(
@@ -127,11 +129,11 @@ def scaled_dot_product_attention(
 
 
 def probabilities(
-    query, key, leading, *, mask, bias, causal, window, q_offset, kv_lengths,
+    query, key, leading, dtype, *, mask, bias, causal, window, q_offset, kv_lengths,
     scale, softcap, sinks, alibi_slopes,
 ):  # fmt: skip
     """Who sees whom, how the keys weigh, and the log-sum-exp: (..., H, M, N) twice, and (..., H, M)."""
-    dtype, heads = query.dtype, (*leading, query.shape[-3])
+    heads = (*leading, query.shape[-3])
     q_len, kv_len = query.shape[-2], key.shape[-2]
     shape = (*heads, q_len, kv_len)
     if mask is not None:
@@ -152,7 +154,8 @@ def probabilities(
     seen = visible(shape, q_offset, kv_lengths, mask=mask, bias=bias, causal=causal, window=window)
     seen &= query.shape[-1] > 0  # no features, nothing to match
     score = scores(query, key, q_offset, bias=bias, scale=scale, softcap=softcap, slopes=slopes)
-    return seen, *softmax(score, seen, sinks)
+    weight, lse = softmax(rounded(score, dtype), seen, sinks)
+    return seen, rounded(weight, dtype), lse
 
 
 def visible(shape, q_offset, kv_lengths, *, mask=None, bias=None, causal=False, window=None):
@@ -250,15 +253,13 @@ def align(query, key, value, dtype):
 
 
 def to_float(name, array, dtype, axes=1):
-    """`array` in `dtype` (None: float64), if it holds floats, with at least so many axes."""
+    """`array`, rounded to `dtype`, if it holds floats, with at least so many axes."""
     array = np.asarray(array)
     if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
         raise TypeError(f"{name} has dtype {array.dtype}: it must be of a float type")
     if axes == 4 and array.ndim < 2:
         raise ValueError(f"{name} has shape {array.shape}: it must have two axes or more")
-    with np.errstate(invalid="ignore", over="ignore"):
-        array = array.astype(np.float64 if dtype is None else dtype)
-    return array.reshape((1,) * (axes - array.ndim) + array.shape)
+    return rounded(array, dtype).reshape((1,) * (axes - array.ndim) + array.shape)
 
 
 def fit(name, array, shape):
@@ -276,8 +277,7 @@ def per_batch(name, integers, leading):
 
 
 def per_head(name, numbers, heads, dtype):
-    with np.errstate(over="ignore"):
-        return fit(name, np.asarray(numbers).astype(dtype), heads)[..., None, None]
+    return fit(name, rounded(np.asarray(numbers), dtype), heads)[..., None, None]
 
 
 def deliver(result, out, *inputs):
@@ -291,3 +291,20 @@ def deliver(result, out, *inputs):
     with np.errstate(over="ignore", invalid="ignore"):
         out[...] = result
     return out
+def cast(array, dtype):
+    """`array` in `dtype` (None: float64)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return array.astype(np.float64 if dtype is None else dtype, copy=False)
+
+
+def arithmetic(dtype):
+    """The dtype in which to compute what is rounded to `dtype`: that itself, unless it has 16 bits."""
+    dtype = np.dtype(np.float64 if dtype is None else dtype)
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
+def rounded(array, dtype):
+    """`array` rounded to `dtype`, and ready to compute with."""
+    return cast(cast(array, dtype), arithmetic(dtype))
+
+

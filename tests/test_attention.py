@@ -4,7 +4,22 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import DTYPES, OPTIONS, draw, exactly, inf, judge, options_for, rng
+from conftest import (
+    DTYPES,
+    HALF,
+    OPTIONS,
+    WIDE,
+    bfloat16,
+    draw,
+    exactly,
+    float32,
+    float64,
+    inf,
+    judge,
+    on_kernels,
+    options_for,
+    rng,
+)
 
 import sdpa
 from sdpa import reference
@@ -30,17 +45,17 @@ def check(arrays, **options):
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@on_kernels(WIDE, HALF, {"float64 over float32": (float64, float32)}, half="best")
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_shapes(kernel, shape, dtype, causal):
-    check(draw(**shape, dtype=dtype[0], kv_dtype=dtype[1]), causal=causal)
+    check(draw(**shape, dtype=dtype), causal=causal)
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@on_kernels(WIDE, HALF, {"float64 over float32": (float64, float32)}, half="best")
 @pytest.mark.parametrize("sizes", [(37, 133), (150, 150), (3, 300), (70, 40)], ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_option(kernel, name, sizes, dtype):
-    arrays = draw(M=sizes[0], N=sizes[1], dtype=dtype[0], kv_dtype=dtype[1])
+    arrays = draw(M=sizes[0], N=sizes[1], dtype=dtype)
     check(arrays, **options_for(*arrays[:2], name))
 
 
@@ -51,7 +66,7 @@ def pairs():
             yield first, second
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@on_kernels(WIDE, {"bfloat16": bfloat16}, half="best")
 @pytest.mark.parametrize("first, second", list(pairs()))
 def test_options_compose(kernel, first, second, dtype):
     arrays = draw(M=21, N=139, D=8, E=5, dtype=dtype)
@@ -61,9 +76,9 @@ def test_options_compose(kernel, first, second, dtype):
 EVERYTHING = ["mask of keys", "bias", "window", "lengths", "scale", "softcap", "sinks", "alibi", "offset per batch"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@on_kernels(DTYPES)
 def test_everything_at_once(kernel, dtype):
-    arrays = draw(M=65, N=257, dtype=dtype[0], kv_dtype=dtype[1])
+    arrays = draw(M=65, N=257, dtype=dtype)
     check(arrays, causal=True, **options_for(*arrays[:2], *EVERYTHING))
 
 
@@ -79,24 +94,25 @@ def test_within_the_tolerances_of_torch(kernel, name):
 
 
 @pytest.mark.parametrize("name", ["nothing", "causal", "bias", "softcap", "wide softcap", "sinks", "alibi"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@on_kernels(WIDE, HALF, half="best")
 def test_large_scores(kernel, dtype, name):
     query, key, value = draw(D=64, dtype=dtype)
     check([query * 30, key, value], **options_for(query, key, name))
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@on_kernels(WIDE, HALF, half="best")
 def test_long_rows(kernel, dtype, causal):
     check(draw(1, 2, 1, 18, 5000, 16, 8, dtype=dtype), causal=causal)
 
 
+@on_kernels({"float32": float32}, HALF, half="best")
 @pytest.mark.parametrize("order", ["rising", "falling"])
-def test_scores_that_rise_and_fall_over_blocks(kernel, order):
+def test_scores_that_rise_and_fall_over_blocks(kernel, order, dtype):
     """The running maximum changes in every block, or in the first only; early weights shrink to nothing."""
-    key = np.linspace(-300, 300, 700, dtype=np.float32)[:, None]
-    value = rng(0).standard_normal((700, 3)).astype(np.float32)
-    query = np.full((5, 1), 1 if order == "rising" else -1, np.float32)
+    key = np.linspace(-300, 300, 700)[:, None].astype(dtype)
+    value = rng(0).standard_normal((700, 3)).astype(dtype)
+    query = np.full((19, 1), 1 if order == "rising" else -1, dtype)
     check([query, key, value])
 
 
@@ -185,10 +201,11 @@ def test_lse_is_that_of_all_scores(kernel):
     assert sdpa.attention(np.ones((1, 1)), key, key, return_lse=True, bias=np.full(2, -inf))[1] == -inf
 
 
+@on_kernels({"float32": float32}, HALF, half="best")
 @pytest.mark.parametrize("size", [513, 1024, 4096])
-def test_long_features(kernel, size):
+def test_long_features(kernel, size, dtype):
     """One sum over thousands of products would be less exact than NumPy's."""
-    arrays = draw(1, 1, 1, M=40, N=100, D=size)
+    arrays = draw(1, 1, 1, M=40, N=100, D=size, dtype=dtype)
     check(arrays)
     check(arrays, causal=True, softcap=5.0)
 

@@ -2,11 +2,25 @@
 
 import numpy as np
 import pytest
-from conftest import LAYOUTS, OPTIONS, assert_same_bits, draw, nan, options_for, rng
+from conftest import (
+    HALF,
+    LAYOUTS,
+    OPTIONS,
+    WIDE,
+    assert_same_bits,
+    bfloat16,
+    draw,
+    float32,
+    nan,
+    on_kernels,
+    options_for,
+    rng,
+)
 
 import sdpa
 
-DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+EACH_ARITHMETIC = on_kernels({"float32": float32, "bfloat16": bfloat16}, half="best")
+EACH_DTYPE = on_kernels(WIDE, HALF, half="best")
 EACH_OPTION = pytest.mark.parametrize("name", OPTIONS)
 
 
@@ -19,7 +33,7 @@ def assert_both_same(actual, expected):
         assert_same_bits(one, other)
 
 
-@DTYPES
+@EACH_DTYPE
 @EACH_OPTION
 def test_two_calls(kernel, name, dtype):
     arrays = draw(dtype=dtype)
@@ -27,10 +41,11 @@ def test_two_calls(kernel, name, dtype):
     assert_both_same(both(*arrays, **options), both(*[x.copy() for x in arrays], **options))
 
 
+@EACH_ARITHMETIC
 @pytest.mark.parametrize("sizes", [(300, 300), (70, 513), (5, 400), (1, 1000)], ids=str)
 @EACH_OPTION
-def test_threads(kernel, name, sizes):
-    arrays = draw(M=sizes[0], N=sizes[1])
+def test_threads(kernel, name, sizes, dtype):
+    arrays = draw(M=sizes[0], N=sizes[1], dtype=dtype)
     options = options_for(*arrays[:2], name)
     expected = both(*arrays, threads=1, **options)
     weights = sdpa.attention_weights(*arrays[:2], threads=1, **options)
@@ -39,16 +54,17 @@ def test_threads(kernel, name, sizes):
         assert_same_bits(sdpa.attention_weights(*arrays[:2], threads=threads, **options), weights)
 
 
+@EACH_ARITHMETIC
 @pytest.mark.parametrize("threads", [2, 3, 5, 16])
-def test_threads_with_one_head(kernel, threads):
+def test_threads_with_one_head(kernel, threads, dtype):
     """The rows of one head are shared among the threads."""
     for causal in False, True:
         for M in (17, 64, 65, 200):
-            arrays = draw(1, 1, 1, M=M, N=300)
+            arrays = draw(1, 1, 1, M=M, N=300, dtype=dtype)
             assert_both_same(both(*arrays, causal=causal, threads=threads), both(*arrays, causal=causal, threads=1))
 
 
-@DTYPES
+@EACH_DTYPE
 @EACH_OPTION
 def test_each_batch_and_head_alone(kernel, name, dtype):
     """Heads that share keys stand in one task, so the rows of a head lie in other lanes when it is alone."""
@@ -71,7 +87,7 @@ def test_each_batch_and_head_alone(kernel, name, dtype):
             assert_both_same(alone, (out[b, h], lse[b, h]))
 
 
-@DTYPES
+@EACH_DTYPE
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_grouped_heads_and_repeated_keys(kernel, groups, causal, dtype):
@@ -80,11 +96,11 @@ def test_grouped_heads_and_repeated_keys(kernel, groups, causal, dtype):
     assert_both_same(both(query, key, value, causal=causal), both(query, *repeated, causal=causal))
 
 
-@DTYPES
+@on_kernels(WIDE, HALF)
 @pytest.mark.parametrize("which", ["query", "key", "value", "all"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(kernel, layout, which, dtype):
-    arrays = dict(zip(["query", "key", "value"], draw(dtype=dtype)))
+    arrays = dict(zip(["query", "key", "value"], draw(D=36, E=40, dtype=dtype)))
     for name in arrays if which == "all" else [which]:
         arrays[name] = LAYOUTS[layout](arrays[name])
     copies = {name: np.array(x, order="C") for name, x in arrays.items()}
@@ -94,11 +110,11 @@ def test_layouts(kernel, layout, which, dtype):
     assert_same_bits(sdpa.attention_weights(**arrays), sdpa.attention_weights(**copies))
 
 
-@DTYPES
+@EACH_DTYPE
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_mask_and_bias(kernel, layout, dtype):
     arrays = draw(dtype=dtype)
-    for bias_dtype in np.float32, np.float64:
+    for bias_dtype in np.float32, np.float64, np.float16, bfloat16:
         mask, bias = rng(0).random((2, 4, 37, 133)) < 0.6, rng(1).standard_normal((2, 4, 37, 133)).astype(bias_dtype)
         mask, bias = LAYOUTS[layout](mask), LAYOUTS[layout](bias)
         copies = np.array(mask, order="C"), np.array(bias, order="C")
@@ -113,21 +129,23 @@ def test_mask_and_bias_broadcast(kernel, shape):
     assert_both_same(both(*arrays, mask=mask, bias=bias), both(*arrays, mask=full[0], bias=full[1]))
 
 
+@EACH_ARITHMETIC
 @pytest.mark.parametrize("cuts", [[13], [16], [64], [14, 40, 61, 90], list(range(14, 137, 13))], ids=str)
 @EACH_OPTION
-def test_a_subset_of_many_rows(kernel, name, cuts):
-    check_parts(150, cuts, name, "many rows")
+def test_a_subset_of_many_rows(kernel, name, cuts, dtype):
+    check_parts(150, cuts, name, "many rows", dtype)
 
 
+@EACH_ARITHMETIC
 @pytest.mark.parametrize("cuts", [[1], [2], [1, 2, 3]], ids=str)
 @EACH_OPTION
-def test_a_subset_of_few_rows(kernel, name, cuts):
-    check_parts(4, cuts, name, "few rows")
+def test_a_subset_of_few_rows(kernel, name, cuts, dtype):
+    check_parts(4, cuts, name, "few rows", dtype)
 
 
-def check_parts(M, cuts, name, engine):
+def check_parts(M, cuts, name, engine, dtype):
     """Rows computed together and in parts, by one engine: the two engines sum in different orders."""
-    query, key, value = draw(2, 4, 4, M=M, N=150)
+    query, key, value = draw(2, 4, 4, M=M, N=150, dtype=dtype)
     options = options_for(query, key, name)
     out, lse = both(query, key, value, **options)
     offset = options.get("q_offset", options.get("kv_lengths", 150) - np.int64(M))
@@ -141,7 +159,7 @@ def check_parts(M, cuts, name, engine):
         assert_both_same(result, (out[:, :, begin:end], lse[:, :, begin:end]))
 
 
-@DTYPES
+@EACH_DTYPE
 @pytest.mark.parametrize("left", [130, 300, 500])
 def test_where_the_blocks_of_keys_begin(kernel, left, dtype):
     """At multiples of their size, not where a window begins: rows alone, in parts, on more threads."""
@@ -154,11 +172,12 @@ def test_where_the_blocks_of_keys_begin(kernel, left, dtype):
         assert_both_same(part, [x[:, :, begin:end] for x in expected])
 
 
+@on_kernels({"float32": float32}, HALF, half="best")
 @pytest.mark.parametrize("length", [1, 100, 127, 128, 129, 200])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_padding_of_keys(kernel, length, causal):
+def test_padding_of_keys(kernel, length, causal, dtype):
     """Keys that are not there, that are past the length, and that the mask hides are one and the same."""
-    query, key, value = draw(M=70, N=260)
+    query, key, value = draw(M=70, N=260, dtype=dtype)
     key[:, :, length:] = value[:, :, length:] = nan
     expected = both(query, key[:, :, :length], value[:, :, :length], causal=causal)
     assert_both_same(both(query, key, value, causal=causal, kv_lengths=length), expected)
@@ -167,7 +186,7 @@ def test_padding_of_keys(kernel, length, causal):
     assert_both_same(both(query, key, value, mask=np.arange(260) < length, kv_lengths=length, **options), expected)
 
 
-@DTYPES
+@EACH_DTYPE
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("rank", [2, 3, 4])
 def test_the_short_way_and_the_long_way(kernel, rank, causal, dtype):
@@ -184,7 +203,7 @@ def test_the_short_way_and_the_long_way(kernel, rank, causal, dtype):
     assert_same_bits(sdpa.attention(*[x[None] for x in arrays], causal=np.bool_(causal))[0], expected)
 
 
-@DTYPES
+@EACH_DTYPE
 def test_options_that_say_what_is_so_anyway(kernel, dtype):
     arrays = draw(dtype=dtype)
     expected = both(*arrays)
@@ -199,8 +218,9 @@ def test_options_that_say_what_is_so_anyway(kernel, dtype):
     assert_both_same(both(*arrays, mask=np.tri(37, 133, 96, dtype=bool)), causal)
 
 
-def test_more_leading_axes_and_broadcasting(kernel):
-    query, key, value = draw(B=6)
+@EACH_ARITHMETIC
+def test_more_leading_axes_and_broadcasting(kernel, dtype):
+    query, key, value = draw(B=6, dtype=dtype)
     expected = both(query, key, value, causal=True)
     split = [x.reshape(2, 3, *x.shape[1:]) for x in (query, key, value)]
     assert_both_same([x.reshape(6, *x.shape[2:]) for x in both(*split, causal=True)], expected)

@@ -25,6 +25,8 @@ x = np.random.default_rng(0).standard_normal((3, 2, 300, 24), np.float32)
 for kernel in sdpa.kernels():
     error = abs(sdpa.attention(x, x, x, causal=True, threads=2) - sdpa.reference.attention(x, x, x, causal=True)).max()
     assert error < 1e-5, error
+    h = x.astype(np.float16)
+    assert abs(sdpa.attention(h, h, h) - sdpa.reference.attention(h, h, h)).max() < 2e-3
 print(json.dumps(sdpa.build_info()))
 """
 
@@ -83,13 +85,14 @@ def test_compiler_without_openmp(source, tmp_path):
     assert info["kernels"] == sdpa.kernels()
 
 
-def test_compiler_without_avx512(source, tmp_path):
-    if "avx512" not in sdpa.kernels():
-        pytest.skip("this CPU has no AVX-512")
-    log = build(source, CC=compiler_without(tmp_path, "-mavx512f"))
-    assert re.findall("warning: .*avx512 kernel is left out", log) and "OpenMP" not in log
+@pytest.mark.parametrize("flag, lost", [("-mavx512f", ["avx512_bf16", "avx512"]), ("-mavx512bf16", ["avx512_bf16"])])
+def test_compiler_without_avx512(source, tmp_path, flag, lost):
+    if not set(lost) <= set(sdpa.kernels()):
+        pytest.skip("this CPU does not run what is lost")
+    log = build(source, CC=compiler_without(tmp_path, flag))
+    assert sorted(re.findall("warning: .* (\\w+) kernel is left out", log)) == sorted(lost) and "OpenMP" not in log
     info = build_info(source)
-    assert info["kernels"] == [kernel for kernel in sdpa.kernels() if kernel != "avx512"]
+    assert info["kernels"] == [kernel for kernel in sdpa.kernels() if kernel not in lost]
     assert info["openmp"] == _core.OPENMP
 
 

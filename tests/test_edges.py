@@ -1,11 +1,21 @@
 """The edges of the contract: rows that see nothing, NaN and inf, empty axes."""
 
+import ml_dtypes
 import numpy as np
 import pytest
-from conftest import OPTIONS, SCORES, assert_same_bits, draw, inf, nan, options_for
+from conftest import HALF, OPTIONS, SCORES, assert_same_bits, draw, eps, float32, inf, nan, on_kernels, options_for
 
 import sdpa
 from sdpa import reference
+
+EACH_DTYPE = on_kernels({"float32": float32}, HALF, half="best")
+
+
+def assert_near(actual, expected, dtype):
+    """Where what matters is whether they are finite, and which of them."""
+    size = dict(rtol=1e-4, atol=1e-5) if dtype == float32 else dict(rtol=2 * eps(dtype), atol=2 * eps(dtype))
+    np.testing.assert_allclose(actual.astype(float), expected, **size)
+
 
 BLIND = {  # no row sees a key, of 133
     "mask": dict(mask=np.zeros((), bool)),
@@ -22,10 +32,11 @@ BLIND = {  # no row sees a key, of 133
 }
 
 
+@EACH_DTYPE
 @pytest.mark.parametrize("more", ["nothing", *SCORES])
 @pytest.mark.parametrize("options", BLIND.values(), ids=BLIND)
-def test_rows_that_see_no_key(kernel, options, more):
-    query, key, value = draw()
+def test_rows_that_see_no_key(kernel, options, more, dtype):
+    query, key, value = draw(dtype=dtype)
     query[0, 0] = key[0, 0] = value[1, 0] = nan
     key[1, 1] = value[0, 0] = inf
     options = options | options_for(query, key, more)
@@ -34,10 +45,11 @@ def test_rows_that_see_no_key(kernel, options, more):
     assert (sdpa.attention_weights(query, key, **options) == 0).all()
 
 
+@EACH_DTYPE
 @pytest.mark.parametrize("more", ["nothing", "sinks", "softcap", "bias"])
-def test_some_rows_see_no_key(kernel, more):
+def test_some_rows_see_no_key(kernel, more, dtype):
     """More queries than keys, causal: the first stand before all keys."""
-    arrays = draw(M=90, N=35)
+    arrays = draw(M=90, N=35, dtype=dtype)
     options = options_for(*arrays[:2], more)
     out, lse = sdpa.attention(*arrays, causal=True, return_lse=True, **options)
     assert (out[:, :, :55] == 0).all() and (lse[:, :, :55] == -inf).all()
@@ -67,11 +79,13 @@ HIDDEN = {
 MORE = ["nothing", "softcap", "scale below 0", "alibi", "sinks"]
 
 
-@pytest.mark.parametrize("garbage", [nan, inf, -inf, 3e38])
+@EACH_DTYPE
+@pytest.mark.parametrize("garbage", [nan, inf, -inf, "largest"])
 @pytest.mark.parametrize("more", MORE)
 @pytest.mark.parametrize("options, hidden", HIDDEN.values(), ids=HIDDEN)
-def test_garbage_in_keys_that_nobody_sees_changes_no_bit(kernel, options, hidden, more, garbage):
-    query, key, value = draw()
+def test_garbage_in_keys_that_nobody_sees_changes_no_bit(kernel, options, hidden, more, garbage, dtype):
+    query, key, value = draw(D=36, E=40, dtype=dtype)
+    garbage = ml_dtypes.finfo(dtype).max if garbage == "largest" else garbage
     options = options | options_for(query, key, more)
     clean = sdpa.attention(query, key, value, return_lse=True, **options)
     weights = sdpa.attention_weights(query, key, **options)
@@ -83,11 +97,12 @@ def test_garbage_in_keys_that_nobody_sees_changes_no_bit(kernel, options, hidden
     assert_same_bits(sdpa.attention_weights(query, key, **options), weights)
 
 
+@EACH_DTYPE
 @pytest.mark.parametrize("place", ["key", "value", "both"])
 @pytest.mark.parametrize("garbage", [nan, inf, -inf])
 @pytest.mark.parametrize("options, hidden", HIDDEN.values(), ids=HIDDEN)
-def test_garbage_reaches_the_rows_that_see_it_and_no_other(kernel, options, hidden, garbage, place):
-    query, key, value = draw()
+def test_garbage_reaches_the_rows_that_see_it_and_no_other(kernel, options, hidden, garbage, place, dtype):
+    query, key, value = draw(D=36, E=40, dtype=dtype)
     clean = sdpa.attention(query, key, value, return_lse=True, **options)
     planted = [3, 41, 77, 110, 129]
     if place != "value":
@@ -100,26 +115,28 @@ def test_garbage_reaches_the_rows_that_see_it_and_no_other(kernel, options, hidd
     assert_same_bits(out[~struck], clean[0][~struck])
     assert_same_bits(lse[~struck], clean[1][~struck])
     expected, expected_lse = reference.attention(query, key, value, return_lse=True, **options)
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(lse, expected_lse, rtol=1e-4, atol=1e-5)
+    assert_near(out, expected, dtype)
+    assert_near(lse, expected_lse, float32)
     if place != "key" and struck.any():
         assert not np.isfinite(out[struck]).any()
 
 
+@EACH_DTYPE
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("garbage", [nan, inf, -inf])
-def test_garbage_as_in_the_oracle(kernel, garbage, name):
+def test_garbage_as_in_the_oracle(kernel, garbage, name, dtype):
     """One element of V: one feature is struck."""
-    query, key, value = draw()
+    query, key, value = draw(dtype=dtype)
     value[1, 0, 64, 5] = garbage
     options = options_for(query, key, name)
     expected = reference.attention(query, key, value, **options)
-    np.testing.assert_allclose(sdpa.attention(query, key, value, **options), expected, rtol=1e-4, atol=1e-5)
+    assert_near(sdpa.attention(query, key, value, **options), expected, dtype)
 
 
+@EACH_DTYPE
 @pytest.mark.parametrize("name", ["nothing", "causal", "mask", "bias", "softcap", "sinks", "alibi", "scale below 0"])
-def test_nan_in_a_query_stays_in_its_row(kernel, name):
-    query, key, value = draw()
+def test_nan_in_a_query_stays_in_its_row(kernel, name, dtype):
+    query, key, value = draw(dtype=dtype)
     options = options_for(query, key, name)
     clean = sdpa.attention(query, key, value, return_lse=True, **options)
     query[1, 2, 30, 4] = nan
@@ -131,35 +148,42 @@ def test_nan_in_a_query_stays_in_its_row(kernel, name):
         assert np.isnan(result[1, 2, 30]).all()
 
 
+@EACH_DTYPE
 @pytest.mark.parametrize("name", ["causal", "window", "mask", "bias that hides", "lengths"])
-def test_a_hidden_key_weighs_0_in_a_row_of_nan(kernel, name):
-    query, key, _ = draw()
+def test_a_hidden_key_weighs_0_in_a_row_of_nan(kernel, name, dtype):
+    query, key, _ = draw(dtype=dtype)
     options = options_for(query, key, name)
     query[1, 2, 30] = nan
     expected = reference.attention_weights(query, key, **options)
-    np.testing.assert_allclose(sdpa.attention_weights(query, key, **options), expected, rtol=1e-4, atol=1e-6)
+    weights = sdpa.attention_weights(query, key, **options)
+    assert_near(weights, expected, dtype)
+    assert (weights[expected == 0] == 0).all()
 
 
+@EACH_DTYPE
 @pytest.mark.parametrize("sinks", [None, np.zeros(1)], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("score", [inf, -inf, nan])
-def test_a_visible_score_that_is_not_finite(kernel, score, sinks):
-    key = np.array([[score], [0.0], [1.0]], np.float32)
-    arrays = np.ones((2, 1), np.float32), key, np.array([[1.0], [2], [3]], np.float32)
-    results = sdpa.attention(*arrays, return_lse=True, sinks=sinks)
-    for actual, expected in zip(results, reference.attention(*arrays, return_lse=True, sinks=sinks)):
-        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+def test_a_visible_score_that_is_not_finite(kernel, score, sinks, dtype):
+    """Two rows, and twenty."""
+    key, value = (np.array(x, float32).astype(dtype)[:, None] for x in ([score, 0, 1], [1, 2, 3]))
+    for query in np.ones((2, 1), dtype), np.ones((20, 1), dtype):
+        results = sdpa.attention(query, key, value, return_lse=True, sinks=sinks)
+        for actual, expected in zip(results, reference.attention(query, key, value, return_lse=True, sinks=sinks)):
+            assert_near(actual, expected, dtype)
 
 
-def test_all_visible_scores_are_minus_inf(kernel):
-    key = np.full((3, 1), -inf, np.float32)
-    arrays = np.ones((2, 1), np.float32), key, np.ones((3, 1), np.float32)
-    out, lse = sdpa.attention(*arrays, return_lse=True)
-    assert (out == 0).all() and (lse == -inf).all()
+@EACH_DTYPE
+def test_all_visible_scores_are_minus_inf(kernel, dtype):
+    key = np.full((3, 1), -inf, dtype)
+    for rows in 2, 20:
+        out, lse = sdpa.attention(np.ones((rows, 1), dtype), key, np.ones((3, 1), dtype), return_lse=True)
+        assert (out == 0).all() and (lse == -inf).all()
 
 
+@EACH_DTYPE
 @pytest.mark.parametrize("hide", ["mask", "lengths"])
-def test_nan_in_bias_and_slopes_of_hidden_keys(kernel, hide):
-    query, key, value = draw(M=19, N=40)
+def test_nan_in_bias_and_slopes_of_hidden_keys(kernel, hide, dtype):
+    query, key, value = draw(M=19, N=40, dtype=dtype)
     bias = np.where(np.arange(40) < 25, 0.5, nan)
     options = dict(mask=np.arange(40) < 25) if hide == "mask" else dict(kv_lengths=25)
     out = sdpa.attention(query, key, value, bias=bias, **options)
@@ -169,13 +193,14 @@ def test_nan_in_bias_and_slopes_of_hidden_keys(kernel, hide):
 # Empty axes.
 
 
+@EACH_DTYPE
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("lead", [(), (2,), (2, 3)], ids=str)
 @pytest.mark.parametrize("empty", ["H", "HG", "M", "N", "D", "E", "DE", "MD", "NE", "HGMNDE"])
-def test_empty_axes(kernel, empty, lead, causal):
+def test_empty_axes(kernel, empty, lead, causal, dtype):
     size = dict(H=4, G=2, M=3, N=5, D=3, E=2) | dict.fromkeys(empty, 0)
     H, G, M, N, D, E = size.values()
-    query, key, value = (np.ones((*lead, *x), np.float32) for x in [(H, M, D), (G, N, D), (G, N, E)])
+    query, key, value = (np.ones((*lead, *x), dtype) for x in [(H, M, D), (G, N, D), (G, N, E)])
     out, lse = sdpa.attention(query, key, value, causal=causal, return_lse=True, sinks=np.ones(H))
     assert out.shape == (*lead, H, M, E) and lse.shape == (*lead, H, M)
     assert (out == 0).all() and ((lse == -inf).all() if 0 in (N, D) else np.isfinite(lse).all())

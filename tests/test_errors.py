@@ -3,9 +3,10 @@ query (2, 4, 37, 20), key (2, 2, 133, 20), value (2, 2, 133, 12)."""
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
-from conftest import assert_same_bits, draw, inf, nan
+from conftest import assert_same_bits, bfloat16, draw, float16, inf, nan
 from numpy.lib.stride_tricks import as_strided
 
 import sdpa
@@ -20,7 +21,7 @@ def table(error, **rows):
 
 
 INPUTS = dict(query=(2, 4, 37, 20), key=(2, 2, 133, 20), value=(2, 2, 133, 12), bias=(133,))
-NOT_OURS = [np.int64, np.uint8, np.complex64, object, ">f4", ">f8", "U1"]
+NOT_OURS = [np.int64, np.uint8, np.complex64, object, ">f2", ">f4", ">f8", "U1", ml_dtypes.float8_e5m2]
 NOT_OURS += [np.longdouble] if np.dtype(np.longdouble).itemsize > 8 else []
 TYPES = [
     pytest.param(TypeError, {name: ones(*shape).astype(dtype)}, [name, str(np.dtype(dtype))], id=f"{name} {dtype}")
@@ -161,6 +162,8 @@ WRONG_OUT = table(
     shape=(dict(out=ones(2, 4, 37, 20)), ["out", "(2, 4, 37, 20)", "(2, 4, 37, 12)"]),
     fewer_axes=(dict(out=ones(8, 37, 12)), ["out", "(8, 37, 12)", "(2, 4, 37, 12)"]),
     dtype=(dict(out=np.ones((2, 4, 37, 12))), ["out", "float64", "float32"]),
+    half_dtype=(dict(out=np.ones((2, 4, 37, 12), float16)), ["out", "float16", "float32"]),
+    bfloat16=(dict(out=np.ones((2, 4, 37, 12), bfloat16)), ["out", "bfloat16", "float32"]),
     byte_order=(dict(out=np.ones((2, 4, 37, 12), ">f4")), ["out", ">f4", "float32"]),
     repeated_elements=(dict(out=as_strided(ones(37, 12), (2, 4, 37, 12), (0, 0, 48, 4))), ["out", "overlap"]),
 ) + table(
@@ -224,6 +227,11 @@ def test_what_is_allowed_though_unusual():
         (TypeError, lambda a: sdpa.merge([np.ma.ones((3, 4))], [np.ones(3)]), ["outs", "masked array"]),
         (TypeError, lambda a: sdpa.attention(a[0], a[1].astype("f8"), a[2]), ["key", "float64", "query", "float32"]),
         (TypeError, lambda a: sdpa.attention(a[0], a[1], a[2].astype("f8")), ["value", "float64", "wider"]),
+        (TypeError, lambda a: sdpa.attention(a[0].astype(bfloat16), *a[1:]), ["key", "float32", "query", "bfloat16"]),
+        (TypeError, lambda a: sdpa.attention(*a[:2], a[2].astype(ml_dtypes.float8_e4m3fn)), ["value", "float8_e4m3fn"]),
+        (TypeError, lambda a: sdpa.attention(*a, bias=np.ones(133, ml_dtypes.float8_e5m2)), ["bias", "float8_e5m2"]),
+        (TypeError, lambda a: sdpa.attention(*a, sinks=np.ones(4, ml_dtypes.int4)), ["sinks", "int4"]),
+        (TypeError, lambda a: sdpa.merge([np.ones((3, 4), ml_dtypes.float8_e5m2)], [np.ones(3)]), ["outs", "float8"]),
         (TypeError, lambda a: sdpa.attention(*a, scale="0.5"), ["scale", "'0.5'", "number"]),
         (TypeError, lambda a: sdpa.attention(*a, scale=True), ["scale", "True", "number"]),
         (ValueError, lambda a: sdpa.attention(*a, softcap=10**400), ["softcap", "1000", "finite"]),

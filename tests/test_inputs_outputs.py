@@ -4,14 +4,15 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import LAYOUTS, assert_same_bits, draw, nan, rng, run_python
+from conftest import HALF, LAYOUTS, assert_same_bits, draw, float32, nan, on_kernels, rng, run_python
 
 import sdpa
 from sdpa import reference
 
 
-def test_inputs_are_never_written(kernel):
-    arrays = dict(zip(["query", "key", "value"], draw(M=70, N=140)))
+@on_kernels({"float32": float32}, HALF, half="best")
+def test_inputs_are_never_written(kernel, dtype):
+    arrays = dict(zip(["query", "key", "value"], draw(M=70, N=140, dtype=dtype)))
     arrays["value"][0, 0, 5] = nan
     options = dict(
         mask=rng(0).random((70, 140)) < 0.8, bias=rng(1).standard_normal((4, 1, 140)), q_offset=np.array([70, 2]),
@@ -27,8 +28,9 @@ def test_inputs_are_never_written(kernel):
         assert x.tobytes() == before[name].tobytes(), name
 
 
-def test_query_is_key_is_value(kernel):
-    x = draw(G=4, N=70, D=16, E=16)[1]
+@on_kernels({"float32": float32}, HALF, half="best")
+def test_query_is_key_is_value(kernel, dtype):
+    x = draw(G=4, N=70, D=16, E=16, dtype=dtype)[1]
     for y in (x, x.swapaxes(1, 2), x[..., ::-1]):
         assert_same_bits(sdpa.attention(y, y, y), sdpa.attention(y.copy(), y.copy(), y.copy()))
 
@@ -39,20 +41,23 @@ def test_inputs_that_overlap_in_part(kernel):
     assert_same_bits(sdpa.attention(*views), sdpa.attention(*[x.copy() for x in views]))
 
 
+@on_kernels({"float32": float32}, HALF)
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if not name.startswith("one ") and name != "read-only"])
-def test_out_is_filled_and_returned(kernel, layout):
-    arrays = draw()
+def test_out_is_filled_and_returned(kernel, layout, dtype):
+    arrays = draw(E=40, dtype=dtype)
     expected = sdpa.attention(*arrays)
-    out = LAYOUTS[layout](np.full(expected.shape, nan, np.float32))
+    out = LAYOUTS[layout](np.full(expected.shape, nan, dtype))
     assert sdpa.attention(*arrays, out=out) is out
     assert_same_bits(out, expected)
     result, lse = sdpa.attention(*arrays, out=out, return_lse=True)
     assert result is out and lse.shape == expected.shape[:-1]
 
 
-def test_nothing_around_out_is_written(kernel):
-    arrays = draw(M=35, E=13)
-    around = np.full((2, 4, 37, 15), 7, np.float32)
+@pytest.mark.parametrize("M, E", [(2, 13), (35, 13), (35, 45)])
+@on_kernels({"float32": float32}, HALF)
+def test_nothing_around_out_is_written(kernel, dtype, M, E):
+    arrays = draw(M=M, E=E, dtype=dtype)
+    around = np.full((2, 4, M + 2, E + 2), 7, dtype)
     sdpa.attention(*arrays, out=around[:, :, 1:-1, 1:-1])
     inside = np.zeros(around.shape, bool)
     inside[:, :, 1:-1, 1:-1] = True
@@ -102,6 +107,7 @@ def test_out_may_lie_between_the_elements_of_an_input(kernel):
 GUARD = """
 import ctypes, mmap
 import numpy as np, sdpa
+from ml_dtypes import bfloat16
 PAGE = mmap.PAGESIZE
 protect = ctypes.CDLL(None, use_errno=True).mprotect
 protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -119,7 +125,7 @@ def guarded(x, at_end):
 
 normal = np.random.default_rng(0).standard_normal
 for at_end in True, False:
-    for dtype in np.float32, np.float64:
+    for dtype in bfloat16, np.float16, np.float32, np.float64:
         for M, N, D, E in [(1, 1, 1, 1), (5, 7, 3, 2), (17, 19, 9, 33), (33, 130, 20, 11), (70, 150, 64, 64)]:
             arrays = [guarded(normal(shape).astype(dtype), at_end) for shape in [(2, M, D), (1, N, D), (1, N, E)]]
             mask, bias = guarded(normal((M, N)) < 1, at_end), guarded(normal((2, M, N)).astype(dtype), at_end)

@@ -9,13 +9,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import draw, rng, run_python
+from conftest import (
+    HALF,
+    KERNELS,
+    PAIRS_OF_BFLOAT16,
+    WIDE,
+    assert_same_bits,
+    bfloat16,
+    draw,
+    on_kernels,
+    rng,
+    run_python,
+)
 
 import sdpa
-from sdpa import _core
+from sdpa import _core, _kernels
 
-NAMES = ["avx512", "avx2", "neon", "baseline"]  # best first
-CPU_FLAGS = {"avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}, "avx2": {"avx2", "fma"}}
+NAMES = ["avx512_bf16", "avx512", "avx2", "neon", "baseline"]  # best first
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+CPU_FLAGS = {"avx512_bf16": AVX512 | {"avx512_bf16"}, "avx512": AVX512, "avx2": {"avx2", "fma", "f16c"}}
+every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS, indirect=True)
 
 
 def test_names_best_first():
@@ -51,13 +64,39 @@ def test_a_wrong_name_fails(name):
         run_python("import sdpa", SDPA_KERNEL=name)
 
 
+@every_kernel
 def test_a_forced_kernel_really_runs(kernel):
     """Vectors of another size cut the rows otherwise."""
     assert sdpa.build_info()["kernel"] == kernel.name
-    lanes = dict(avx512=16, avx2=8, neon=4).get(kernel.name)
+    lanes = dict(avx512_bf16=16, avx512=16, avx2=8, neon=4).get(kernel.name)
     for dtype, number in (np.float32, lanes), (np.float64, lanes and lanes // 2):
         x = np.ones((1000, 8), dtype)
         assert number is None or f"holds {number} rows of {np.dtype(dtype)}" in str(sdpa.explain(x, x, x))
+
+
+@pytest.mark.skipif(PAIRS_OF_BFLOAT16 not in KERNELS, reason="this CPU does not multiply pairs of bfloat16")
+@pytest.mark.parametrize("M", [1, 3, 100])
+@pytest.mark.parametrize("dtype", [*WIDE.values(), np.float16, (np.float32, bfloat16)], ids=str)
+def test_pairs_of_bfloat16_are_for_bfloat16_alone(monkeypatch, dtype, M):
+    """All else is computed as by the next kernel, so that the other tests need not be run for both."""
+    arrays = draw(M=M, N=300, dtype=dtype)
+    results = []
+    for name in PAIRS_OF_BFLOAT16, "avx512":
+        monkeypatch.setattr(_kernels, "default", KERNELS[name])
+        results.append(sdpa.attention(*arrays, causal=True, return_lse=True))
+    for one, other in zip(*results):
+        assert_same_bits(one, other)
+
+
+@pytest.mark.skipif(PAIRS_OF_BFLOAT16 not in KERNELS, reason="this CPU does not multiply pairs of bfloat16")
+@pytest.mark.parametrize("M, same", [(1, True), (3, True), (100, False)])
+def test_pairs_of_bfloat16_are_for_many_rows(monkeypatch, M, same):
+    arrays = draw(M=M, N=300, dtype=bfloat16)
+    results = []
+    for name in PAIRS_OF_BFLOAT16, "avx512":
+        monkeypatch.setattr(_kernels, "default", KERNELS[name])
+        results.append(sdpa.attention(*arrays, return_lse=True)[1])
+    assert (results[0] == results[1]).all() == same
 
 
 def test_build_info():
@@ -91,13 +130,14 @@ SEEN = {  # options, who sees whom among 40 queries and 100 keys
 }
 
 
+@on_kernels(WIDE, HALF, half="best")
 @pytest.mark.parametrize("options, seen", SEEN.values(), ids=SEEN)
-def test_work(kernel, options, seen):
-    arrays = draw(2, 4, 2, 40, 100, 16, 8)
+def test_work(kernel, options, seen, dtype):
+    arrays = draw(2, 4, 2, 40, 100, 16, 8, dtype=dtype)
     told = sdpa.explain(*arrays, **options)
     assert told.flops == 2 * (2 * 4) * int(seen.sum()) * (16 + 8)
-    assert told.bytes == sum(x.nbytes for x in arrays) + 4 * (2 * 4 * 40 * 8)
-    assert told.kernel == kernel.name and told.dtype == "float32"
+    assert told.bytes == sum(x.nbytes for x in arrays) + arrays[0].itemsize * (2 * 4 * 40 * 8)
+    assert told.kernel == kernel.name and told.dtype == np.dtype(dtype).name
 
 
 def test_flops_add_up_over_batches():
@@ -157,18 +197,19 @@ def extra_memory(query, key, value, **options):
         tracemalloc.stop()
 
 
+@on_kernels({"float32": np.float32}, HALF, half="best")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("keys", [1000, 100_000])
 @pytest.mark.parametrize("layout, options", MEMORY.values(), ids=MEMORY)
-def test_memory_of_a_call(kernel, layout, options, keys, threads):
-    arrays = [layout(x) for x in draw(1, 2, 1, 33, keys, 32, 32)]
+def test_memory_of_a_call(kernel, layout, options, keys, threads, dtype):
+    arrays = [layout(x) for x in draw(1, 2, 1, 33, keys, 32, 32, dtype=dtype)]
     extra = extra_memory(*arrays, threads=threads, **options)
     told = sdpa.explain(*arrays, threads=threads, **options)
     assert told.scratch_bytes <= extra < 2e6 * threads
     assert told.threads == threads
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@on_kernels(WIDE, HALF, half="best")
 def test_memory_with_large_heads(kernel, dtype):
     arrays = draw(1, 1, 1, 130, 1000, 256, 256, dtype=dtype)
     assert extra_memory(*arrays, threads=1) < 2e6

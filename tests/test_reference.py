@@ -5,10 +5,12 @@ import itertools
 import math
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
 
 from sdpa import reference
 from sdpa.reference import attention, attention_weights, merge, scaled_dot_product_attention
@@ -475,14 +477,45 @@ def test_mask_and_bias_broadcast(shape):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [bfloat16, np.float16, np.float32, np.float64])
 def test_dtype_is_that_of_all_results(dtype, options):
+    """Of 16 bits there is no lse: it is float32."""
     query, key, value = draw()
     out, lse = attention(query, key, value, return_lse=True, dtype=dtype, **options)
     weights = attention_weights(query, key, dtype=dtype, **options)
-    assert {out.dtype, lse.dtype, weights.dtype} == {np.dtype(dtype)}
-    exact, tolerance = attention(query, key, value, **options), 40 * np.finfo(dtype).eps
-    np.testing.assert_allclose(out, exact, rtol=tolerance, atol=tolerance)
+    assert out.dtype == weights.dtype == dtype
+    assert lse.dtype == (np.float32 if out.itemsize == 2 else dtype)
+    exact, tolerance = attention(query, key, value, **options), 40 * float(ml_dtypes.finfo(dtype).eps)
+    np.testing.assert_allclose(out.astype(float), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype, below", [(np.float16, 2**-11), (bfloat16, 2**-8)])
+def test_what_is_rounded_to_16_bits(dtype, below):
+    """1 + below lies half way between 1 and the next number, and becomes 1: inputs, scores, probabilities, results."""
+    one, more = np.ones((1, 1)), np.full((1, 1), 1 + below)
+    assert attention(one, one, more, dtype=dtype) == 1
+    key = 2 ** np.arange(3.0)[:, None]
+    assert (attention(one, more * key, np.eye(3), dtype=dtype) == attention(one, key, np.eye(3), dtype=dtype)).all()
+    lse = attention(np.ones((1, 2)), np.array([[1, below]]), one, scale=1, return_lse=True, dtype=dtype)[1]
+    assert lse == 1  # a score
+    assert attention(one, one, one, bias=more, scale=0, return_lse=True, dtype=dtype)[1] == 1
+    weights = attention_weights(one, np.zeros((3, 1)), dtype=dtype).astype(float)
+    assert (weights == np.float32(1 / 3).astype(dtype).astype(float)).all()
+    halves = attention(one, np.zeros((2, 1)), np.array([[1.0], [1 + 2 * below]]), dtype=dtype)
+    assert halves == 1  # the mean is 1 + below
+
+
+def test_sums_of_16_bits_are_float32():
+    """Of 300 ones: a sum in bfloat16 would stop at 256."""
+    out, lse = attention(np.ones((1, 1)), np.zeros((300, 1)), np.ones((300, 1)), return_lse=True, dtype=bfloat16)
+    assert lse == np.log(np.float32(300)) and abs(float(out[0, 0]) - 1) < 0.005
+
+
+def test_merge_to_16_bits():
+    outs, lses = np.array([[[1.0]], [[1 + 2**-10]]]), np.array([[1000.25], [1000.25]])
+    out, lse = merge(outs, lses, dtype=np.float16)
+    assert out.dtype == np.float16 and out == 1
+    assert lse.dtype == np.float32 and lse == np.float32(1000.25 + LOG2)
 
 
 def test_dtype_is_that_of_the_arithmetic():
@@ -492,10 +525,8 @@ def test_dtype_is_that_of_the_arithmetic():
     assert one_row([1e5, 0], [1, 1], dtype=np.float16)[0] != one_row([1e5, 0], [1, 1])[0]  # 1e5 is inf there
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, bfloat16])
 def test_float64_by_default_whatever_the_inputs(dtype):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    dtype = getattr(ml_dtypes, dtype, dtype)
     narrow = [x.astype(dtype) for x in draw()]
     out = attention(*narrow)
     assert out.dtype == np.float64

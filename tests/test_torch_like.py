@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import assert_same_bits, draw, rng
+from conftest import HALF, assert_same_bits, bfloat16, draw, on_kernels, rng
 
 import sdpa
 from sdpa import reference, scaled_dot_product_attention
@@ -41,6 +41,23 @@ def test_a_positional_call(kernel):
     arrays = draw(G=4)
     out = scaled_dot_product_attention(*arrays, MASK, 0.0, False, 0.5)
     assert_same_bits(out, sdpa.attention(*arrays, mask=MASK, scale=0.5))
+
+
+@on_kernels(HALF, half="best")
+@pytest.mark.parametrize("options", [torch for torch, _ in CASES.values()], ids=CASES)
+def test_half_types(kernel, options, dtype):
+    arrays = draw(G=4, dtype=dtype)
+    exact = reference.scaled_dot_product_attention(*arrays, **options)
+    size = 1e-2 if dtype == bfloat16 else 1e-3
+    out = scaled_dot_product_attention(*arrays, **options)
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.astype(float), exact, rtol=size, atol=size)
+    if "attn_mask" in options and options["attn_mask"].dtype != bool:
+        narrow = options | dict(attn_mask=options["attn_mask"].astype(dtype))
+        exact = reference.scaled_dot_product_attention(*arrays, **narrow)
+        np.testing.assert_allclose(
+            scaled_dot_product_attention(*arrays, **narrow).astype(float), exact, rtol=size, atol=size
+        )
 
 
 def test_grouped_heads_need_the_flag(kernel):

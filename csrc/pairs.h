@@ -1,0 +1,228 @@
+/* What the products multiply, where Q, K and V are bfloat16 and the CPU multiplies pairs of them: the same interface as
+ * singles.h.  A `real` of 32 bits in `q`, in K and V and in the weights is a pair of neighbours along the sum: of
+ * features in q . k, of keys in weight . v.  So half as many multiply-adds, and the tiles of product.h stay.
+ *
+ *     q[D/2][rows]     pairs of features        K       as it lies: two features are the 32 bits to broadcast
+ *     s[keys/2][rows]  pairs of weights,        V       rows interleaved by twos, once per block:
+ *                      rounded to bfloat16              value_copy[keys/2][E]
+ *
+ * The CPU takes denormals for 0.  What that could falsify is rare, found here, and computed in float elsewhere:
+ *   - rows of Q with a denormal, or with numbers so large that a denormal in K would matter (`odd_rows`, scores.h);
+ *   - values so small that they, or their products, are denormal (`odd_values`, output.h).  The copy has 0 for them.
+ * What remains: a weight below 2**-31 times a value, where that is below 2**-126, counts as 0. */
+
+enum { STEP = 2 };
+static inline int64_t steps(int64_t count) { return (count + 1) / 2; }
+static inline vf vf_product(vf a, vf b, vf c) { return vf_dot_pairs(a, b, c); }
+
+enum {
+    SMALLEST_NORMAL = 0x0080,
+    LARGE_QUERY = 0x5f80, /* 2**64: times a denormal less than 2**-62 */
+    SMALL_VALUE = 0x1000, /* 2**-95: with weights down to 2**-31 no product is denormal */
+    INFINITE = 0x7f80
+};
+
+/* ---- Q */
+
+/* tile[pair] lane row, for VL rows and VL pairs from feature `d` on; features past D are 0.  *distance: see
+ * find_odd_rows. */
+static inline ALWAYS_INLINE void read_query_pairs(vf *tile, char *const *row_at, int64_t d, int64_t dim,
+                                                  const sdpa_array *query, halves *distance)
+{
+    const int count = dim - d < 2 * VL ? (int)(dim - d) : 2 * VL;
+    const ptrdiff_t offset = d * query->column;
+    if (count == 2 * VL && query->column == 2)
+        UNROLL_FOR (int lane = 0; lane < VL; ++lane) tile[lane] = vf_load((const real *)(row_at[lane] + offset));
+    else
+        for (int lane = 0; lane < VL; ++lane) {
+            uint16_t part[2 * VL] = {0};
+            for (int i = 0; i < count; ++i) part[i] = read_bits(row_at[lane] + offset + i * query->column);
+            memcpy(&tile[lane], part, sizeof part);
+        }
+    UNROLL_FOR (int lane = 0; lane < VL; ++lane)
+        *distance = halves_max_distance(*distance, halves_load((const char *)&tile[lane]), SMALLEST_NORMAL);
+    vf_transpose(tile);
+}
+
+static int is_odd_query(const sdpa_problem *p, const char *at)
+{
+    for (int64_t d = 0; d < p->dim; ++d) {
+        const uint16_t size = read_bits(at + d * p->query.column) & 0x7fff;
+        if (size && (size < SMALLEST_NORMAL || size >= LARGE_QUERY)) return 1;
+    }
+    return 0;
+}
+
+/* Rows are looked at one by one only where the whole holds something unusual; 0 is, for this test. */
+static void find_odd_rows(const sdpa_problem *p, sdpa_task *t, halves distance)
+{
+    t->odd_rows = 0;
+    if (!halves_any_from(distance, 2 * (LARGE_QUERY - SMALLEST_NORMAL))) return;
+    for (int row = 0; row < t->rows; ++row)
+        if (is_odd_query(p, t->query_row[row])) t->odd_rows |= (uint64_t)1 << row;
+}
+
+/* ---- K */
+
+static void copy_key_pairs(const sdpa_array *key, const char *at, int64_t rows, int64_t dim, char *copy)
+{
+    for (int64_t row = 0; row < rows; ++row, at += key->row, copy += padded(steps(dim)) * 4) {
+        for (int64_t d = 0; d < dim; ++d) write_bits(copy + 2 * d, read_bits(at + d * key->column));
+        if (dim % 2) write_bits(copy + 2 * dim, 0);
+    }
+}
+
+static operand read_keys(const sdpa_problem *p, sdpa_task *t)
+{
+    const sdpa_array *key = &p->key;
+    const char *at = block_address(key, t);
+    if (key->column == 2 && p->dim % 2 == 0 && key->row % 4 == 0 && (uintptr_t)at % 4 == 0)
+        return (operand){at, key->row, SDPA_BFLOAT16};
+    if (t->copied->key != at || t->copied->keys < t->block) {
+        copy_key_pairs(key, at, t->block, p->dim, t->key_copy);
+        t->copied->key = at, t->copied->keys = t->block;
+    }
+    return (operand){t->key_copy, padded(steps(p->dim)) * 4, SDPA_BFLOAT16};
+}
+
+/* ---- V */
+
+/* The copy is written 2 VL pairs at a time. */
+static inline int64_t padded_values(int64_t value_dim) { return (value_dim + 2 * VL - 1) / (2 * VL) * (2 * VL); }
+
+/* Where the copy keeps one value. */
+static inline char *value_slot(const sdpa_problem *p, const sdpa_task *t, int key, int64_t feature)
+{
+    return (char *)((real *)t->value_copy + key / 2 * padded_values(p->value_dim) + feature) + key % 2 * 2;
+}
+
+/* In the copy, which is of no use to others then. */
+static inline void clear_value(const sdpa_problem *p, sdpa_task *t, int key, int64_t feature)
+{
+    write_bits(value_slot(p, t, key, feature), 0);
+    t->copied->value = NULL;
+}
+
+static inline int is_small_value(uint16_t bits) { return (bits & 0x7fff) && (bits & 0x7fff) < SMALL_VALUE; }
+
+/* `count` <= 32 values side by side; 0 past them. */
+static inline halves read_halves(const char *at, ptrdiff_t column, int64_t count)
+{
+    uint16_t part[2 * VL] = {0};
+    if (count >= 2 * VL && column == 2) return halves_load(at);
+    for (int i = 0; i < count && i < 2 * VL; ++i) part[i] = read_bits(at + i * column);
+    return halves_load((const char *)part);
+}
+
+/* What is unusual about the values of a block. */
+enum { SMALL = 1, NOT_FINITE = 2 };
+
+static int interleave_values(const sdpa_problem *p, const sdpa_task *t, const char *at)
+{
+    const sdpa_array *value = &p->value;
+    real *copy = t->value_copy;
+    halves distance = halves_zero(), size = halves_zero();
+    for (int key = 0; key < t->block; key += 2, at += 2 * value->row, copy += padded_values(p->value_dim))
+        for (int64_t e = 0; e < p->value_dim; e += 2 * VL) {
+            const char *first = at + e * value->column;
+            const int64_t left = p->value_dim - e;
+            const halves low = read_halves(first, value->column, left);
+            const halves high =
+                key + 1 < t->block ? read_halves(first + value->row, value->column, left) : halves_zero();
+            distance = halves_max_distance(distance, low, SMALL_VALUE);
+            distance = halves_max_distance(distance, high, SMALL_VALUE);
+            size = halves_max_distance(halves_max_distance(size, low, 0), high, 0);
+            halves_interleave(copy + e, low, high);
+        }
+    const uint16_t below = (uint16_t)(2 - 2 * SMALL_VALUE); /* 0 itself is 2 below that */
+    return (halves_any_from(distance, below) ? SMALL : 0) | (halves_any_from(size, 2 * INFINITE) ? NOT_FINITE : 0);
+}
+
+static void clear_small_values(const sdpa_problem *p, const sdpa_task *t)
+{
+    for (int key = 0; key < t->block; ++key)
+        for (int64_t e = 0; e < p->value_dim; ++e) {
+            char *slot = value_slot(p, t, key, e);
+            if (is_small_value(read_bits(slot))) write_bits(slot, 0);
+        }
+}
+
+static int copies(const sdpa_problem *p)
+{
+    (void)p;
+    return 1;
+}
+
+static operand copy_values(const sdpa_problem *p, sdpa_task *t)
+{
+    const char *at = block_address(&p->value, t);
+    sdpa_copied *copied = t->copied;
+    if (copied->value != at || copied->values < t->block || (t->block % 2 && copied->values != t->block)) {
+        copied->value = at, copied->values = t->block;
+        copied->odd_values = interleave_values(p, t, at);
+        if (copied->odd_values & SMALL) clear_small_values(p, t);
+    }
+    t->odd_values = copied->odd_values;
+    t->any_odd_values |= t->odd_values;
+    return (operand){t->value_copy, padded_values(p->value_dim) * 4, SDPA_BFLOAT16};
+}
+static operand read_values(const sdpa_problem *p, sdpa_task *t) { return copy_values(p, t); }
+
+/* ---- weights */
+
+static inline real *pair_at(const sdpa_task *t, int key, int v) { return (real *)t->s + key / 2 * ROWS + v * VL; }
+
+/* The weights of `count` keys from the even `key` on take the place of the scores, those of earlier keys.  What is kept
+ * of them is added to `kept`. */
+static inline ALWAYS_INLINE vf keep_weights(const sdpa_task *t, int key, int v, const vf *weight, const int count,
+                                            vf kept)
+{
+    const vf ones = vf_set1(float_of_bits(0x3f803f80));
+    UNROLL_FOR (int i = 0; i < count; i += 2) {
+        const vf pair = vf_round_pairs(weight[i], weight[i + 1]);
+        vf_store(pair_at(t, key + i, v), pair);
+        kept = vf_dot_pairs(pair, ones, kept);
+    }
+    return kept;
+}
+static inline real weight_at(const sdpa_task *t, int key, int row)
+{
+    return float_of_bfloat16(read_bits((char *)(pair_at(t, key, 0) + row) + key % 2 * 2));
+}
+
+/* ---- the result */
+
+/* out = o * shrink, rounded, two features to a lane: half as much to transpose, and whole cache lines to store.
+ * Returns 0, with the work undone, where a row is too short for that or a denormal would become 0. */
+static int store_pairs(const sdpa_array *out, const sdpa_task *t, int64_t value_dim)
+{
+    if (out->column != 2 || value_dim < 2 * VL) return 0;
+    for (int v = 0; v < t->vectors; ++v) {
+        const int rows = t->rows - v * VL < VL ? t->rows - v * VL : VL;
+        const vf factor = vf_load((real *)t->shrink + v * VL);
+        for (int64_t column = 0; column < value_dim; column += 2 * VL) {
+            const int64_t e = column + 2 * VL > value_dim ? value_dim - 2 * VL : column; /* the last one overlaps */
+            const real *from = (real *)t->o + e * ROWS + v * VL;
+            vf tile[VL];
+            int denormal = 0;
+            UNROLL_FOR (int i = 0; i < VL; ++i) {
+                const vf low = vf_mul(vf_load(from + 2 * i * ROWS), factor);
+                const vf high = vf_mul(vf_load(from + (2 * i + 1) * ROWS), factor);
+                denormal |= vf_any_denormal(low, high);
+                tile[i] = vf_round_pairs(low, high);
+            }
+            if (denormal) return 0;
+            vf_transpose(tile);
+            UNROLL_FOR (int lane = 0; lane < VL; ++lane)
+                if (lane < rows) vf_store((real *)(t->out_row[v * VL + lane] + e * 2), tile[lane]);
+        }
+    }
+    return 1;
+}
+
+/* Only values that are not finite call for care; looking at them costs nothing while they are copied. */
+static int finite(const sdpa_problem *p, const sdpa_task *t)
+{
+    (void)p;
+    return !(t->any_odd_values & NOT_FINITE);
+}

@@ -1,0 +1,50 @@
+/* AVX512-BF16: products of pairs.  A lane of 32 bits holds two neighbouring bfloat16, the first in its lower half. */
+#include "simd_avx512.h"
+
+/* c + a.low * b.low + a.high * b.high in each lane.  Denormals count as 0, in the operands and in the sum. */
+static inline vf vf_dot_pairs(vf a, vf b, vf c)
+{
+    return _mm512_dpbf16_ps(c, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
+}
+
+/* The pair of each lane of `low` and `high`, rounded to nearest even. */
+static inline vf vf_round_pairs(vf low, vf high)
+{
+    const __m512i apart = (__m512i)_mm512_cvtne2ps_pbh(high, low); /* all of low, then all of high */
+    const __m512i by_two = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, /**/
+                                            23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(by_two, apart));
+}
+
+static inline int vf_any_denormal(vf a, vf b)
+{
+    enum { DENORMAL = 0x20 };
+    return _mm512_fpclass_ps_mask(a, DENORMAL) | _mm512_fpclass_ps_mask(b, DENORMAL);
+}
+
+typedef __m512i halves; /* 32 numbers */
+
+static inline halves halves_load(const char *p) { return _mm512_loadu_si512(p); }
+static inline halves halves_zero(void) { return _mm512_setzero_si512(); }
+
+/* to[0 .. 31]: pairs of low[i] and high[i]. */
+static inline void halves_interleave(real *to, halves low, halves high)
+{
+    const __m512i first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, /**/
+                                           39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(low, first, high));
+    _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(low, second, high));
+}
+
+/* Largest and smallest of the exponents matter in pairs.h: collected here as whole numbers, 2 |x| - 2 * from modulo
+ * 2**16, so that numbers below `from` come out as the largest. */
+static inline halves halves_max_distance(halves max, halves x, uint16_t from)
+{
+    const __m512i twice = _mm512_add_epi16(x, x); /* drops the sign */
+    return _mm512_max_epu16(max, _mm512_sub_epi16(twice, _mm512_set1_epi16((short)(2 * from))));
+}
+static inline int halves_any_from(halves distance, uint16_t limit)
+{
+    return _mm512_cmpge_epu16_mask(distance, _mm512_set1_epi16((short)limit)) != 0;
+}
