@@ -85,7 +85,8 @@ class BuildKernels(build_ext):
     def compile_kernels(self, isas, flags):
         """csrc/ as objects, several at a time."""
         have = [(f"SDPA_HAVE_{isa}", None) for isa in isas]
-        jobs = [(source, "common", flags, have) for source in ("csrc/dispatch.c", "csrc/task.c")]
+        jobs = [(source, "common", flags, have) for source in ("csrc/dispatch.c", "csrc/task.c", "csrc/quantise.c")]
+        jobs += [("csrc/rotary.c", f"rotary_{size}", flags, [("SDPA_REAL_BYTES", size)]) for size in "48"]
         for isa in [*isas, "baseline"]:
             isa_flags = ISAS[isa].flags if isa in ISAS else []
             for real_bytes, few_rows in ISAS[isa].variants if isa in ISAS else VARIANTS:

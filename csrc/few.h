@@ -14,18 +14,86 @@ static void load_queries(const sdpa_problem *p, sdpa_task *t)
     memset(t->s, 0, (size_t)keys * ROWS * sizeof(real)); /* the lanes of rows that are not there */
 }
 
-/* Sums over lanes of VL vectors at once: lane i of the result is that of sum[i]. */
-static inline ALWAYS_INLINE vf sums_of_lanes(vf sum[VL])
+/* Rows of K or V that follow each other in memory, from one key on; where K and V come from memory, also what will be
+ * read next: V where K is read, the next block of K where V is, each a whole block ahead.  The hardware's own prefetchers
+ * stop and start again with each block. */
+typedef struct {
+    const char *at, *ahead;
+    ptrdiff_t stride, ahead_stride;
+    const char *scales; /* for int8: of the first key */
+    ptrdiff_t scale_stride;
+    int group_shift;
+} row_run;
+
+/* VL numbers of row `key` of the run, from column `d` on. */
+static inline ALWAYS_INLINE vf read_run(row_run run, int key, int64_t d, const int dtype, const int far)
 {
-    vf_transpose(sum);
-    UNROLL_FOR (int half = VL / 2; half > 0; half /= 2)
-        UNROLL_FOR (int i = 0; i < half; ++i) sum[i] = vf_add(sum[i], sum[i + half]);
-    return sum[0];
+    if (far) __builtin_prefetch(run.ahead + key * run.ahead_stride + d * size_of(dtype));
+    const vf x = read_adjacent(run.at + key * run.stride + d * size_of(dtype), dtype);
+    if (dtype != SDPA_INT8) return x;
+    float scale;
+    memcpy(&scale, run.scales + key * run.scale_stride + (d >> run.group_shift) * 4, sizeof scale);
+    return vf_mul(x, vf_set1(scale));
 }
 
+/* The run from `key` on; it ends before key *end of the block. */
+static inline row_run run_of_keys(const sdpa_problem *p, const sdpa_task *t, operand keys, int key, int *end)
+{
+    row_run run = {0};
+    run.at = keys.at ? keys.at + key * keys.stride : key_address(p, t, key, end);
+    run.stride = keys.stride;
+    int unused = key + 1;
+    if (p->key_scale.data) run.scales = row_address(p, &p->key_scale, t->key_scales_at, t, key, &unused);
+    run.scale_stride = p->key_scale.row;
+    run.group_shift = p->group_shift;
+    if (p->far && p->value.data) {
+        run.ahead = value_address(p, t, key, &unused);
+        run.ahead_stride = p->value.row;
+    }
+    return run;
+}
+static inline row_run run_of_values(const sdpa_problem *p, const sdpa_task *t, operand values, int key, int *end)
+{
+    row_run run = {0};
+    run.at = values.at ? values.at + key * values.stride : value_address(p, t, key, end);
+    run.stride = values.stride;
+    int unused = key + 1;
+    if (p->value_scale.data) run.scales = row_address(p, &p->value_scale, t->value_scales_at, t, key, &unused);
+    run.scale_stride = p->value_scale.row;
+    run.group_shift = p->group_shift;
+    if (p->far) {
+        const int next = t->key + t->block + key < t->keys.end ? key + t->block : key;
+        run.ahead = key_address(p, t, next, &unused);
+        run.ahead_stride = p->key.row;
+    }
+    return run;
+}
+
+/* Expands `call(dtype, far)` with what the rows of K or V hold, as a constant. */
+#define WITH_DTYPE(dtype, far, call)                                                                                   \
+    do {                                                                                                               \
+        if ((dtype) == SDPA_FLOAT16)                                                                                   \
+            WITH_FAR(SDPA_FLOAT16, far, call);                                                                         \
+        else if ((dtype) == SDPA_BFLOAT16)                                                                             \
+            WITH_FAR(SDPA_BFLOAT16, far, call);                                                                        \
+        else if ((dtype) == SDPA_INT8)                                                                                 \
+            WITH_FAR(SDPA_INT8, far, call);                                                                            \
+        else if ((dtype) == SDPA_FLOAT32)                                                                              \
+            WITH_FAR(SDPA_FLOAT32, far, call);                                                                         \
+        else if (sizeof(real) == sizeof(double))                                                                       \
+            call(SDPA_FLOAT64, 0);                                                                                     \
+    } while (0)
+#define WITH_FAR(dtype, far, call)                                                                                     \
+    do {                                                                                                               \
+        if (sizeof(real) == sizeof(float) && (far))                                                                    \
+            call(dtype, 1);                                                                                            \
+        else                                                                                                           \
+            call(dtype, 0);                                                                                            \
+    } while (0)
+
 /* s[key][row] = K[key] . q[row], for keys * rows <= VL pairs. */
-static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const int dtype, int64_t dim, const char *k,
-                                          ptrdiff_t k_stride, const real *q, real *s)
+static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const int dtype, const int far, int64_t dim,
+                                          row_run run, int first, const real *q, real *s)
 {
     vf sum[VL];
     UNROLL_FOR (int i = 0; i < VL; ++i) sum[i] = vf_set1(0);
@@ -33,26 +101,25 @@ static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const 
         vf query[VL];
         UNROLL_FOR (int row = 0; row < rows; ++row) query[row] = vf_load(q + row * dim + d);
         UNROLL_FOR (int key = 0; key < keys; ++key) {
-            const vf feature = read_adjacent(k + key * k_stride + d * size_of(dtype), dtype);
+            const vf feature = read_run(run, first + key, d, dtype, far);
             UNROLL_FOR (int row = 0; row < rows; ++row)
                 sum[key * rows + row] = vf_fma(feature, query[row], sum[key * rows + row]);
         }
     }
     real lane[VL];
-    vf_store(lane, sums_of_lanes(sum));
+    vf_store(lane, vf_sums(sum));
     UNROLL_FOR (int key = 0; key < keys; ++key)
         UNROLL_FOR (int row = 0; row < rows; ++row) s[key * ROWS + row] = lane[key * rows + row];
 }
 
 /* As many keys at once as VL sums allow, then one by one. */
-static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, int64_t keys, int64_t dim, const char *k,
-                                           ptrdiff_t k_stride, const real *q, real *s)
+static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, const int far, int keys, int64_t dim,
+                                           row_run run, const real *q, real *s)
 {
     const int at_once = VL / rows;
-    int64_t key = 0;
-    for (; key + at_once <= keys; key += at_once)
-        dot_tile(at_once, rows, dtype, dim, k + key * k_stride, k_stride, q, s + key * ROWS);
-    for (; key < keys; ++key) dot_tile(1, rows, dtype, dim, k + key * k_stride, k_stride, q, s + key * ROWS);
+    int key = 0;
+    for (; key + at_once <= keys; key += at_once) dot_tile(at_once, rows, dtype, far, dim, run, key, q, s + key * ROWS);
+    for (; key < keys; ++key) dot_tile(1, rows, dtype, far, dim, run, key, q, s + key * ROWS);
 }
 
 /* Rows are taken by fours, twos and ones: `call(rows, first)` with a constant number. */
@@ -64,31 +131,19 @@ static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, int6
         for (; first < (count); ++first) call(1, first);                                                               \
     } while (0)
 
-/* Expands `call(dtype)` with what the rows of K or V hold, as a constant. */
-#define WITH_DTYPE(dtype, call)                                                                                        \
-    do {                                                                                                               \
-        if ((dtype) == SDPA_FLOAT16)                                                                                   \
-            call(SDPA_FLOAT16);                                                                                        \
-        else if ((dtype) == SDPA_BFLOAT16)                                                                             \
-            call(SDPA_BFLOAT16);                                                                                       \
-        else if ((dtype) == SDPA_FLOAT32)                                                                              \
-            call(SDPA_FLOAT32);                                                                                        \
-        else if (sizeof(real) == sizeof(double))                                                                       \
-            call(SDPA_FLOAT64);                                                                                        \
-    } while (0)
-
 /* Keys go through all rows while they are in the first-level cache. */
 enum { KEYS_IN_CACHE = 16 };
 
-static inline ALWAYS_INLINE void score_keys(const int dtype, const sdpa_task *t, int64_t keys, int64_t dim,
-                                            const char *k, ptrdiff_t k_stride, real *s)
+static inline ALWAYS_INLINE void score_keys(const int dtype, const int far, const sdpa_problem *p, const sdpa_task *t,
+                                            sdpa_segment g, operand keys)
 {
     const real *q = t->q;
-    for (int64_t key = 0; key < keys; key += KEYS_IN_CACHE) {
-        const int64_t count = keys - key < KEYS_IN_CACHE ? keys - key : KEYS_IN_CACHE;
-#define DOT_TILES(rows, first)                                                                                         \
-    dot_tiles(rows, dtype, count, padded(dim), k + key * k_stride, k_stride, q + (first) * padded(dim),                \
-              s + key * ROWS + (first))
+    const int64_t dim = padded(p->dim);
+    for (int key = g.begin, end; key < g.end; key = end) {
+        end = g.end - key < KEYS_IN_CACHE ? g.end : key + KEYS_IN_CACHE;
+        const row_run run = run_of_keys(p, t, keys, key, &end);
+        real *s = scores_at(t, key, 0);
+#define DOT_TILES(rows, first) dot_tiles(rows, dtype, far, end - key, dim, run, q + (first) * dim, s + (first))
         FOR_ROWS(t->rows, DOT_TILES);
 #undef DOT_TILES
     }
@@ -97,35 +152,39 @@ static inline ALWAYS_INLINE void score_keys(const int dtype, const sdpa_task *t,
 /* The products of a segment; `high` is raised to the largest of each row. */
 static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys)
 {
-    const char *first = keys.at + g.begin * keys.stride;
-#define SCORE_KEYS(dtype) score_keys(dtype, t, g.end - g.begin, p->dim, first, keys.stride, scores_at(t, g.begin, 0))
-    WITH_DTYPE(keys.dtype, SCORE_KEYS);
+#define SCORE_KEYS(dtype, far) score_keys(dtype, far, p, t, g, keys)
+    WITH_DTYPE(keys.dtype, p->far, SCORE_KEYS);
 #undef SCORE_KEYS
     vf high = vf_load(t->high);
     for (int key = g.begin; key < g.end; ++key) high = vf_max(vf_load(scores_at(t, key, 0)), high);
     vf_store(t->high, high);
 }
 
-/* o[row][features] = o * shrink + sum over keys of s[key][row] V[key][features], `width` vectors of features. */
-static inline ALWAYS_INLINE void weigh_tile(const int rows, const int width, const int dtype, sdpa_segment g,
-                                            const char *values, ptrdiff_t stride, const real *s, real *o,
-                                            ptrdiff_t o_stride, const real *shrink)
+/* o[row][features] = o * shrink + sum over keys of s[key][row] V[key][features], for `width` vectors of features from
+ * `e` on. */
+static inline ALWAYS_INLINE void weigh_tile(const int rows, const int width, const int dtype, const int far,
+                                            const sdpa_problem *p, const sdpa_task *t, operand values, int64_t e,
+                                            const real *s, real *o, ptrdiff_t o_stride, const real *shrink)
 {
+    const sdpa_segment g = t->segment[0]; /* there is one vector of rows, hence one segment */
     vf sum[4][8];
     UNROLL_FOR (int row = 0; row < rows; ++row)
         UNROLL_FOR (int i = 0; i < width; ++i) sum[row][i] = vf_set1(0);
-    for (int key = g.begin; key < g.end; ++key) {
-        vf value[8];
-        UNROLL_FOR (int i = 0; i < width; ++i)
-            value[i] = read_adjacent(values + key * stride + i * VL * size_of(dtype), dtype);
-        UNROLL_FOR (int row = 0; row < rows; ++row) {
-            const vf weight = vf_set1(s[key * ROWS + row]);
-            UNROLL_FOR (int i = 0; i < width; ++i) sum[row][i] = vf_fma(weight, value[i], sum[row][i]);
+    for (int first = g.begin, end; first < g.end; first = end) {
+        end = g.end;
+        const row_run run = run_of_values(p, t, values, first, &end);
+        for (int key = first; key < end; ++key) {
+            vf value[8];
+            UNROLL_FOR (int i = 0; i < width; ++i) value[i] = read_run(run, key - first, e + i * VL, dtype, far);
+            UNROLL_FOR (int row = 0; row < rows; ++row) {
+                const vf weight = vf_set1(s[key * ROWS + row]);
+                UNROLL_FOR (int i = 0; i < width; ++i) sum[row][i] = vf_fma(weight, value[i], sum[row][i]);
+            }
         }
     }
     UNROLL_FOR (int row = 0; row < rows; ++row)
         UNROLL_FOR (int i = 0; i < width; ++i) {
-            real *at = o + row * o_stride + i * VL;
+            real *at = o + row * o_stride + e + i * VL;
             vf_store(at, shrink ? vf_fma(vf_load(at), vf_set1(shrink[row]), sum[row][i]) : sum[row][i]);
         }
 }
@@ -133,35 +192,35 @@ static inline ALWAYS_INLINE void weigh_tile(const int rows, const int width, con
 /* Sums of a tile: so many that loads of values and additions overlap, and that registers suffice. */
 enum { FEW_SUMS = TILE >= 24 ? 16 : TILE >= 12 ? 8 : 4 };
 
-static inline ALWAYS_INLINE void weigh_tiles(const int rows, const int dtype, int64_t value_dim, sdpa_segment g,
-                                             operand values, const real *s, real *o, const real *shrink)
+static inline ALWAYS_INLINE void weigh_tiles(const int rows, const int dtype, const int far, const sdpa_problem *p,
+                                             const sdpa_task *t, operand values, const real *s, real *o,
+                                             const real *shrink)
 {
     const int width = FEW_SUMS / rows < 8 ? FEW_SUMS / rows : 8;
-    const int64_t end = padded(value_dim);
+    const int64_t end = padded(p->value_dim);
     int64_t e = 0;
     for (; e + width * VL <= end; e += width * VL)
-        weigh_tile(rows, width, dtype, g, values.at + e * size_of(dtype), values.stride, s, o + e, end, shrink);
-    for (; e < end; e += VL)
-        weigh_tile(rows, 1, dtype, g, values.at + e * size_of(dtype), values.stride, s, o + e, end, shrink);
+        weigh_tile(rows, width, dtype, far, p, t, values, e, s, o, end, shrink);
+    for (; e < end; e += VL) weigh_tile(rows, 1, dtype, far, p, t, values, e, s, o, end, shrink);
 }
 
-static inline ALWAYS_INLINE void weigh_rows(const int dtype, const sdpa_task *t, int64_t value_dim, operand values,
-                                            const real *shrink)
+static inline ALWAYS_INLINE void weigh_rows(const int dtype, const int far, const sdpa_problem *p, const sdpa_task *t,
+                                            operand values, const real *shrink)
 {
     const real *s = t->s;
     real *o = t->o;
+    const int64_t stride = padded(p->value_dim);
 #define WEIGH_TILES(rows, first)                                                                                       \
-    weigh_tiles(rows, dtype, value_dim, t->segment[0], values, s + (first), o + (first) * padded(value_dim),           \
-                shrink ? shrink + (first) : NULL)
+    weigh_tiles(rows, dtype, far, p, t, values, s + (first), o + (first) * stride, shrink ? shrink + (first) : NULL)
     FOR_ROWS(t->rows, WEIGH_TILES);
 #undef WEIGH_TILES
 }
 
-/* `shrink` NULL: o is taken as 0.  There is one vector of rows, hence one segment. */
-static void output_block(const sdpa_task *t, int64_t value_dim, operand values, const real *shrink)
+/* `shrink` NULL: o is taken as 0. */
+static void output_block(const sdpa_problem *p, const sdpa_task *t, operand values, const real *shrink)
 {
-#define WEIGH_ROWS(dtype) weigh_rows(dtype, t, value_dim, values, shrink)
-    WITH_DTYPE(values.dtype, WEIGH_ROWS);
+#define WEIGH_ROWS(dtype, far) weigh_rows(dtype, far, p, t, values, shrink)
+    WITH_DTYPE(values.dtype, p->far, WEIGH_ROWS);
 #undef WEIGH_ROWS
 }
 

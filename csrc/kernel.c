@@ -75,6 +75,8 @@ enum { ROWS = VECTORS * VL, TALLEST = TILE > 16 ? TILE : 16 };
  * weights no longer fit into the first-level cache (48 KB) beside the queries. */
 enum { BLOCK_KEYS = 128 };
 
+enum { STEP = PAIRS ? 2 : 1 }; /* so many features, or keys, in one multiply-add of a lane */
+
 #include "vmath.h"
 #include "load.h"
 #if PAIRS
@@ -104,6 +106,8 @@ const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) 
     .accumulate_seen = accumulate_seen,
     .finite = finite,
     .close_sums = close_sums,
+    .join = JOIN,
+    .start = start,
     .write_out = write_out,
     .write_weights = write_weights,
 };

@@ -14,6 +14,7 @@ static inline real read_one(const char *at, int dtype)
     float narrow;
     double wide;
     switch (dtype) {
+    case SDPA_INT8: return *(const signed char *)at;
     case SDPA_FLOAT16: return (real)float_of_float16(read_bits(at));
     case SDPA_BFLOAT16: return (real)float_of_bfloat16(read_bits(at));
     case SDPA_FLOAT32: memcpy(&narrow, at, sizeof narrow); return (real)narrow;
@@ -28,6 +29,7 @@ static inline ALWAYS_INLINE int size_of(int dtype) { return dtype == SDPA_FLOAT6
 static inline ALWAYS_INLINE vf read_adjacent(const char *at, int dtype)
 {
     switch (dtype) {
+    case SDPA_INT8: return vf_from_int8(at);
     case SDPA_FLOAT16: return vf_from_float16(at);
     case SDPA_BFLOAT16: return vf_from_bfloat16(at);
     case SDPA_FLOAT32: return vf_from_float((const float *)at);
@@ -96,19 +98,44 @@ static inline void read_row(const char *at, const sdpa_array *array, int64_t wid
     }
 }
 
-/* Rows of K or V as a product reads them: elements of `dtype` side by side, rows `stride` bytes apart. */
+/* Rows of K or V as a product reads them: elements of `dtype` side by side, rows `stride` bytes apart.  Where `at` is
+ * NULL rows lie in pages, and are asked for one by one. */
 typedef struct {
     const char *at;
     ptrdiff_t stride;
     int dtype;
 } operand;
 
-static inline const char *block_address(const sdpa_array *array, const sdpa_task *t)
+/* Where row `key` of the block lies; `rows_at` is row 0 of all (or of page 0).  *end is lowered to the last row (counted
+ * from the block's first) that follows it in memory. */
+static inline const char *row_address(const sdpa_problem *p, const sdpa_array *array, const char *rows_at,
+                                      const sdpa_task *t, int key, int *end)
 {
-    return array->data + t->batch * array->batch + t->kv_head * array->head + t->key * array->row;
+    if (!p->pages) return rows_at + (t->key + key) * array->row;
+    const int64_t number = (t->key + key) / p->page_size, row = (t->key + key) % p->page_size;
+    if (*end - key > p->page_size - row) *end = key + (int)(p->page_size - row);
+    return rows_at + p->pages[t->batch * p->page_columns + number] * array->batch + row * array->row;
+}
+static inline const char *key_address(const sdpa_problem *p, const sdpa_task *t, int key, int *end)
+{
+    return row_address(p, &p->key, t->keys_at, t, key, end);
+}
+static inline const char *value_address(const sdpa_problem *p, const sdpa_task *t, int key, int *end)
+{
+    return row_address(p, &p->value, t->values_at, t, key, end);
 }
 
-/* Whether rows can be read where they lie, once by once. */
+/* Whether a copy lacks rows of the block; it is said to hold them from now on. */
+static inline int must_copy(const sdpa_task *t, sdpa_copied *copied)
+{
+    const int same = copied->batch == t->batch && copied->kv_head == t->kv_head && copied->key == t->key;
+    /* With an odd number the second half of the last pair is 0, and not a row (pairs.h). */
+    if (same && copied->rows >= t->block && (copied->rows == t->block || t->block % STEP == 0)) return 0;
+    *copied = (sdpa_copied){t->batch, t->kv_head, t->key, t->block, 0};
+    return 1;
+}
+
+/* Whether rows can be read where they lie. */
 static inline int is_adjacent(const sdpa_array *array, const char *at)
 {
     return array->column == array->itemsize && array->row % array->itemsize == 0 &&

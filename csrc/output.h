@@ -16,7 +16,11 @@ static void begin(const sdpa_problem *p, sdpa_task *t)
 static inline real value_at(const sdpa_problem *p, const sdpa_task *t, int key, int64_t feature)
 {
     const sdpa_array *value = &p->value;
-    return read_one(block_address(value, t) + key * value->row + feature * value->column, value->dtype);
+    int alone = key + 1;
+    const real x = read_one(value_address(p, t, key, &alone) + feature * value->column, value->dtype);
+    if (!p->value_scale.data) return x;
+    const char *scales = row_address(p, &p->value_scale, t->value_scales_at, t, key, &alone);
+    return x * read_one(scales + (feature >> p->group_shift) * p->value_scale.column, SDPA_FLOAT32);
 }
 
 static inline int is_computed(const sdpa_task *t, int key, int row)
@@ -40,7 +44,7 @@ static void add_small_values(const sdpa_problem *p, sdpa_task *t)
 
 static void add_values(const sdpa_problem *p, sdpa_task *t, operand values)
 {
-    output_block(t, p->value_dim, values, t->started ? t->shrink : NULL);
+    output_block(p, t, values, t->started ? t->shrink : NULL);
     t->started = 1;
 #if PAIRS
     if (t->odd_values & SMALL) add_small_values(p, t);
@@ -88,9 +92,16 @@ static void accumulate_seen(const sdpa_problem *p, sdpa_task *t)
         }
 }
 
-static void write_out(const sdpa_problem *p, sdpa_task *t)
+/* Nothing was seen: the sums are 0. */
+static void start(const sdpa_problem *p, sdpa_task *t)
 {
     if (!t->started) memset(t->o, 0, (size_t)padded(p->value_dim) * ROWS * sizeof(real));
+    t->started = 1;
+}
+
+static void write_out(const sdpa_problem *p, sdpa_task *t)
+{
+    start(p, t);
     store_output(p, t);
 }
 

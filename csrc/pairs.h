@@ -11,7 +11,6 @@
  *   - values so small that they, or their products, are denormal (`odd_values`, output.h).  The copy has 0 for them.
  * What remains: a weight below 2**-31 times a value, where that is below 2**-126, counts as 0. */
 
-enum { STEP = 2 };
 static inline int64_t steps(int64_t count) { return (count + 1) / 2; }
 static inline vf vf_product(vf a, vf b, vf c) { return vf_dot_pairs(a, b, c); }
 
@@ -64,9 +63,13 @@ static void find_odd_rows(const sdpa_problem *p, sdpa_task *t, halves distance)
 
 /* ---- K */
 
-static void copy_key_pairs(const sdpa_array *key, const char *at, int64_t rows, int64_t dim, char *copy)
+static void copy_key_pairs(const sdpa_problem *p, const sdpa_task *t, char *copy)
 {
-    for (int64_t row = 0; row < rows; ++row, at += key->row, copy += padded(steps(dim)) * 4) {
+    const sdpa_array *key = &p->key;
+    const int64_t dim = p->dim;
+    for (int row = 0; row < t->block; ++row, copy += padded(steps(dim)) * 4) {
+        int end = row + 1;
+        const char *at = key_address(p, t, row, &end);
         for (int64_t d = 0; d < dim; ++d) write_bits(copy + 2 * d, read_bits(at + d * key->column));
         if (dim % 2) write_bits(copy + 2 * dim, 0);
     }
@@ -75,13 +78,11 @@ static void copy_key_pairs(const sdpa_array *key, const char *at, int64_t rows, 
 static operand read_keys(const sdpa_problem *p, sdpa_task *t)
 {
     const sdpa_array *key = &p->key;
-    const char *at = block_address(key, t);
-    if (key->column == 2 && p->dim % 2 == 0 && key->row % 4 == 0 && (uintptr_t)at % 4 == 0)
+    int end = t->block;
+    const char *at = key_address(p, t, 0, &end);
+    if (end == t->block && key->column == 2 && p->dim % 2 == 0 && key->row % 4 == 0 && (uintptr_t)at % 4 == 0)
         return (operand){at, key->row, SDPA_BFLOAT16};
-    if (t->copied->key != at || t->copied->keys < t->block) {
-        copy_key_pairs(key, at, t->block, p->dim, t->key_copy);
-        t->copied->key = at, t->copied->keys = t->block;
-    }
+    if (must_copy(t, &t->copied[0])) copy_key_pairs(p, t, t->key_copy);
     return (operand){t->key_copy, padded(steps(p->dim)) * 4, SDPA_BFLOAT16};
 }
 
@@ -100,7 +101,7 @@ static inline char *value_slot(const sdpa_problem *p, const sdpa_task *t, int ke
 static inline void clear_value(const sdpa_problem *p, sdpa_task *t, int key, int64_t feature)
 {
     write_bits(value_slot(p, t, key, feature), 0);
-    t->copied->value = NULL;
+    t->copied[1].rows = 0;
 }
 
 static inline int is_small_value(uint16_t bits) { return (bits & 0x7fff) && (bits & 0x7fff) < SMALL_VALUE; }
@@ -117,23 +118,26 @@ static inline halves read_halves(const char *at, ptrdiff_t column, int64_t count
 /* What is unusual about the values of a block. */
 enum { SMALL = 1, NOT_FINITE = 2 };
 
-static int interleave_values(const sdpa_problem *p, const sdpa_task *t, const char *at)
+static int interleave_values(const sdpa_problem *p, const sdpa_task *t)
 {
     const sdpa_array *value = &p->value;
     real *copy = t->value_copy;
     halves distance = halves_zero(), size = halves_zero();
-    for (int key = 0; key < t->block; key += 2, at += 2 * value->row, copy += padded_values(p->value_dim))
+    for (int key = 0; key < t->block; key += 2, copy += padded_values(p->value_dim)) {
+        int end = key + 2, alone = key + 2;
+        const char *first = value_address(p, t, key, &end), *second = first + value->row;
+        if (end < key + 2 && key + 1 < t->block) second = value_address(p, t, key + 1, &alone);
         for (int64_t e = 0; e < p->value_dim; e += 2 * VL) {
-            const char *first = at + e * value->column;
+            const ptrdiff_t at = e * value->column;
             const int64_t left = p->value_dim - e;
-            const halves low = read_halves(first, value->column, left);
-            const halves high =
-                key + 1 < t->block ? read_halves(first + value->row, value->column, left) : halves_zero();
+            const halves low = read_halves(first + at, value->column, left);
+            const halves high = key + 1 < t->block ? read_halves(second + at, value->column, left) : halves_zero();
             distance = halves_max_distance(distance, low, SMALL_VALUE);
             distance = halves_max_distance(distance, high, SMALL_VALUE);
             size = halves_max_distance(halves_max_distance(size, low, 0), high, 0);
             halves_interleave(copy + e, low, high);
         }
+    }
     const uint16_t below = (uint16_t)(2 - 2 * SMALL_VALUE); /* 0 itself is 2 below that */
     return (halves_any_from(distance, below) ? SMALL : 0) | (halves_any_from(size, 2 * INFINITE) ? NOT_FINITE : 0);
 }
@@ -155,14 +159,12 @@ static int copies(const sdpa_problem *p)
 
 static operand copy_values(const sdpa_problem *p, sdpa_task *t)
 {
-    const char *at = block_address(&p->value, t);
-    sdpa_copied *copied = t->copied;
-    if (copied->value != at || copied->values < t->block || (t->block % 2 && copied->values != t->block)) {
-        copied->value = at, copied->values = t->block;
-        copied->odd_values = interleave_values(p, t, at);
-        if (copied->odd_values & SMALL) clear_small_values(p, t);
+    sdpa_copied *copied = &t->copied[1];
+    if (must_copy(t, copied)) {
+        copied->odd = interleave_values(p, t);
+        if (copied->odd & SMALL) clear_small_values(p, t);
     }
-    t->odd_values = copied->odd_values;
+    t->odd_values = copied->odd;
     t->any_odd_values |= t->odd_values;
     return (operand){t->value_copy, padded_values(p->value_dim) * 4, SDPA_BFLOAT16};
 }

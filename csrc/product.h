@@ -209,10 +209,10 @@ static inline ALWAYS_INLINE void output_tiles(const int vectors, int64_t value_d
 }
 
 /* `shrink` NULL: o is taken as 0. */
-static void output_block(const sdpa_task *t, int64_t value_dim, operand values, const real *shrink)
+static void output_block(const sdpa_problem *p, const sdpa_task *t, operand values, const real *shrink)
 {
     const ptrdiff_t stride = values.stride / (ptrdiff_t)sizeof(real);
-#define OUTPUT_TILES(vectors) output_tiles(vectors, value_dim, t, (const real *)values.at, stride, shrink)
+#define OUTPUT_TILES(vectors) output_tiles(vectors, p->value_dim, t, (const real *)values.at, stride, shrink)
     WITH_VECTORS(t->vectors, OUTPUT_TILES);
 #undef OUTPUT_TILES
 }

@@ -34,7 +34,7 @@ static inline int64_t head_index(const sdpa_problem *p, const sdpa_task *t, int 
 
 static row_constants constants_of(const sdpa_problem *p, const sdpa_task *t, int v, int steps)
 {
-    const double offset = p->q_offset ? (double)p->q_offset[t->batch] : (double)(t->kv_len - p->q_len);
+    const double offset = p->q_offset ? (double)p->q_offset[t->batch] : (double)(t->kv_len - t->q_len);
     real slope[VL] = {0}, position[VL] = {0}, first[VL] = {0}, last[VL] = {0};
     for (int i = 0; i < VL; ++i) {
         const int padded = v * VL + i, row = padded < t->rows ? padded : t->rows - 1;
@@ -123,7 +123,8 @@ static void score_odd_rows(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, 
         real *high = (real *)t->high + row;
         *high = before[row];
         for (int key = g.begin; key < g.end; ++key) {
-            const char *key_row = block_address(&p->key, t) + key * p->key.row;
+            int alone = key + 1;
+            const char *key_row = key_address(p, t, key, &alone);
             real sum = 0;
             for (int64_t d = 0; d < p->dim; ++d)
                 sum += read_one(t->query_row[row] + d * p->query.column, p->query.dtype) *

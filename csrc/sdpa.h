@@ -13,7 +13,7 @@
 enum { SDPA_MAX_ROWS = 64, SDPA_MAX_VECTORS = 4, SDPA_MAX_BUNDLE = 8 };
 
 /* One row per storable type; load.h is the only reader of it. */
-typedef enum { SDPA_BOOL, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64 } sdpa_dtype;
+typedef enum { SDPA_BOOL, SDPA_INT8, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64 } sdpa_dtype;
 
 /* A 4-D array (batch, head, row, column) as it lies in memory.  Strides are in bytes, of any sign; 0 broadcasts.
  * `data` is NULL where an optional array is absent. */
@@ -40,19 +40,45 @@ typedef struct {
     double softcap;             /* 0: none */
     const double *sinks;        /* (B, H) or NULL */
     const double *alibi_slopes; /* (B, H) or NULL */
-    int64_t tasks_per_head;     /* per key/value head */
-    int64_t bundles_per_head;   /* these tasks in bundles: see sdpa_bundles_per_head */
-    int64_t block_keys;         /* keys per block */
+    /* Where K and V are int8: number d of a row is its int8 * scale[d >> group_shift]; a row of scales for each key. */
+    sdpa_array key_scale, value_scale;
+    int group_shift;
+    /* Sequences of lengths of their own, packed row after row: there is no batch axis then, q_len and kv_len are the
+     * longest, and kv_lengths is given.  NULL: each batch is an element of the batch axis. */
+    const int64_t *q_starts; /* (B + 1) */
+    const int64_t *k_starts; /* (B), or NULL where keys lie in pages */
+    /* Key j of batch b is row j % page_size of page pages[b * page_columns + j / page_size], the batch axis of K and V. */
+    const int64_t *pages;
+    int64_t page_columns, page_size;
+
+    /* How the work is cut; see task.c. */
+    int64_t block_keys;             /* keys per block */
+    int threads;                    /* that will share the work */
+    int64_t fewest_rows, most_rows; /* of a key/value head, for the kernel at hand; other sequences are not its work */
+    int split;                      /* each part of the keys is a unit of its own */
+    int far;                        /* K and V come from memory, and are prefetched */
+    int64_t *unit_starts;           /* (B + 1): units before each sequence */
 } sdpa_problem;
+
+/* How one key/value head is cut: rows into tasks, these into bundles; keys into parts, by few rows only. */
+typedef struct {
+    int64_t tasks, bundles, parts;
+} sdpa_cut;
+
+/* What a thread takes at once: a bundle, or where the problem is `split` a part, of one key/value head. */
+typedef struct {
+    int64_t batch, kv_head, index;
+    sdpa_cut cut;
+} sdpa_unit;
 
 /* Query heads that share a key/value head. */
 static inline int64_t sdpa_group(const sdpa_problem *p) { return p->heads / p->kv_heads; }
 
-/* Where the rows came from that the copies of a thread hold: the next task often needs the same. */
+/* Which rows a copy holds: the next task often needs the same. */
 typedef struct {
-    const char *key, *value;
-    int64_t keys, values; /* so many rows */
-    int odd_values;
+    int64_t batch, kv_head, key; /* the first */
+    int rows;
+    int odd; /* see pairs.h */
 } sdpa_copied;
 
 /* Half open: begin <= key < end. */
@@ -73,8 +99,9 @@ typedef struct {
 typedef struct {
     /* What: `rows` rows of one key/value head from `first_row` on, in `vectors` vectors.  The lanes past the last row
      * repeat it, and are not written. */
-    int64_t batch, kv_head, first_row, kv_len;
+    int64_t batch, kv_head, first_row, q_len, kv_len;
     int rows, vectors;
+    const char *keys_at, *values_at, *key_scales_at, *value_scales_at; /* row 0; where K and V have pages: of page 0 */
     sdpa_span keys;   /* seen by at least one row: by geometry, as everywhere where the mask is not named */
     sdpa_span shared; /* seen by every row */
 
@@ -95,7 +122,7 @@ typedef struct {
     int hidden;                               /* either was so, or there was a bias, in any block so far */
 
     /* Scratch of this thread; `real` is the compute type, R the rows of the kernel. */
-    sdpa_copied *copied;         /* what key_copy and value_copy hold */
+    sdpa_copied *copied;         /* [2]: what key_copy and value_copy hold */
     void *q;                     /* [D][R]; few rows: [R][D]; pairs: [D/2][R] */
     void *s;                     /* [block_keys][R]: scores, then weights; pairs of weights: [block_keys/2][R] */
     void *o;                     /* [E][R]; few rows: [R][E]: sums of weight * value */
@@ -125,8 +152,10 @@ typedef struct {
     sdpa_step accumulate_seen;           /* the same where V holds NaN or inf */
     int (*finite)(const sdpa_problem *, const sdpa_task *); /* o holds no NaN and no inf */
     sdpa_step close_sums;                                   /* sinks; lse; shrink = what o is multiplied by */
-    sdpa_step write_out;                                    /* out = o * shrink */
-    sdpa_step write_weights;                                /* weights of this block = exp(s - max) * shrink */
+    void (*join)(const sdpa_problem *, sdpa_task *, const sdpa_task *part); /* few rows: o, max, sum of both */
+    sdpa_step start;                                                        /* o = 0 where nothing was seen */
+    sdpa_step write_out;                                                    /* out = o * shrink */
+    sdpa_step write_weights; /* weights of this block = exp(s - max) * shrink */
 } sdpa_kernel;
 
 /* What the arithmetic is made for: real numbers, or Q, K and V that all are bfloat16. */
@@ -143,12 +172,14 @@ extern const sdpa_isa sdpa_isas[];
 int sdpa_cpu_runs(const char *isa);
 
 /* task.c */
-int64_t sdpa_tasks_per_head(const sdpa_problem *, const sdpa_kernel *, int threads);
-void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, int64_t index, sdpa_task *);
+int64_t sdpa_count_units(sdpa_problem *, const sdpa_kernel *);
+int sdpa_largest_bundle(const sdpa_problem *, const sdpa_kernel *);
+sdpa_unit sdpa_find_unit(const sdpa_problem *, const sdpa_kernel *, int64_t unit);
+void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *);
+sdpa_span sdpa_part(const sdpa_unit *, int64_t part, const sdpa_task *);
 int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *);
-int64_t sdpa_bundles_per_head(const sdpa_problem *, const sdpa_kernel *, int threads);
-int sdpa_largest_bundle(const sdpa_problem *);
 size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks);
+size_t sdpa_lay_out_sums(const sdpa_problem *, const sdpa_kernel *, char *memory, sdpa_task *);
 
 /* quantise.c */
 int sdpa_quantise_rows(const sdpa_array *source, int64_t batches, int64_t heads, int64_t rows, int64_t dim,

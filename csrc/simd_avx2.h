@@ -14,6 +14,10 @@ typedef __m256 vf;
 #define V_EXPONENT_SHIFT(t) V_CAST(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
 
 static inline vf vf_from_float(const float *p) { return _mm256_loadu_ps(p); }
+static inline vf vf_from_int8(const char *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
 static inline vf vf_from_float16(const char *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 static inline vf vf_from_bfloat16(const char *p)
 {
@@ -66,6 +70,20 @@ static inline void vf_transpose(vf r[8])
     UNROLL_FOR (int i = 0; i < 8; ++i) r[i] = t[i];
 }
 
+/* Lane i of the result is the sum over the lanes of a[i]. */
+static inline vf vf_sums(vf a[8])
+{
+    vf by_two[4], by_four[2];
+    UNROLL_FOR (int i = 0; i < 4; ++i)
+        by_two[i] =
+            _mm256_add_ps(_mm256_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm256_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+    UNROLL_FOR (int i = 0; i < 2; ++i)
+        by_four[i] = _mm256_add_ps(_mm256_shuffle_ps(by_two[2 * i], by_two[2 * i + 1], 0x44),
+                                   _mm256_shuffle_ps(by_two[2 * i], by_two[2 * i + 1], 0xee));
+    return _mm256_add_ps(_mm256_permute2f128_ps(by_four[0], by_four[1], 0x20),
+                         _mm256_permute2f128_ps(by_four[0], by_four[1], 0x31));
+}
+
 #else
 
 enum { VL = 4 };
@@ -75,6 +93,12 @@ typedef __m256d vf;
 #define V_EXPONENT_SHIFT(t) V_CAST(_mm256_slli_epi64(_mm256_castpd_si256(t), 52))
 
 static inline vf vf_from_float(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+static inline vf vf_from_int8(const char *p)
+{
+    int four;
+    memcpy(&four, p, sizeof four);
+    return _mm256_cvtepi32_pd(_mm_cvtepi8_epi32(_mm_cvtsi32_si128(four)));
+}
 static inline vf vf_from_float16(const char *p)
 {
     return _mm256_cvtps_pd(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)p)));
@@ -105,6 +129,13 @@ static inline void vf_transpose(vf r[4])
         r[i] = _mm256_permute2f128_pd(t[i], t[i + 2], 0x20);
         r[i + 2] = _mm256_permute2f128_pd(t[i], t[i + 2], 0x31);
     }
+}
+
+static inline vf vf_sums(vf a[4])
+{
+    const vf low = _mm256_add_pd(_mm256_unpacklo_pd(a[0], a[1]), _mm256_unpackhi_pd(a[0], a[1]));
+    const vf high = _mm256_add_pd(_mm256_unpacklo_pd(a[2], a[3]), _mm256_unpackhi_pd(a[2], a[3]));
+    return _mm256_add_pd(_mm256_permute2f128_pd(low, high, 0x20), _mm256_permute2f128_pd(low, high, 0x31));
 }
 
 #endif

@@ -19,6 +19,10 @@ typedef __mmask16 vm;
 #define V_EXPONENT_SHIFT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
 
 static inline vf vf_from_float(const float *p) { return _mm512_loadu_ps(p); }
+static inline vf vf_from_int8(const char *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 static inline vf vf_from_float16(const char *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 static inline vf vf_from_bfloat16(const char *p)
 {
@@ -93,6 +97,23 @@ static inline void vf_transpose(vf r[16])
     }
 }
 
+/* Lane i of the result is the sum over the lanes of a[i]: half as many shuffles as a transposition. */
+static inline vf vf_sums(vf a[16])
+{
+    vf by_two[8], by_four[4], by_eight[2];
+    UNROLL_FOR (int i = 0; i < 8; ++i)
+        by_two[i] =
+            _mm512_add_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+    UNROLL_FOR (int i = 0; i < 4; ++i)
+        by_four[i] = _mm512_add_ps(_mm512_shuffle_ps(by_two[2 * i], by_two[2 * i + 1], 0x44),
+                                   _mm512_shuffle_ps(by_two[2 * i], by_two[2 * i + 1], 0xee));
+    UNROLL_FOR (int i = 0; i < 2; ++i)
+        by_eight[i] = _mm512_add_ps(_mm512_shuffle_f32x4(by_four[2 * i], by_four[2 * i + 1], 0x88),
+                                    _mm512_shuffle_f32x4(by_four[2 * i], by_four[2 * i + 1], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(by_eight[0], by_eight[1], 0x88),
+                         _mm512_shuffle_f32x4(by_eight[0], by_eight[1], 0xdd));
+}
+
 #else
 
 enum { VL = 8 };
@@ -103,6 +124,10 @@ typedef __mmask8 vm;
 #define V_EXPONENT_SHIFT(t) _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(t), 52))
 
 static inline vf vf_from_float(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+static inline vf vf_from_int8(const char *p)
+{
+    return _mm512_cvtepi32_pd(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
 static inline vf vf_from_float16(const char *p)
 {
     return _mm512_cvtps_pd(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)));
@@ -141,6 +166,19 @@ static inline void vf_transpose(vf r[8])
         t[i + 4] = _mm512_shuffle_f64x2(r[i], r[i + 4], 0xdd);
     }
     UNROLL_FOR (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
+static inline vf vf_sums(vf a[8])
+{
+    vf by_two[4], by_four[2];
+    UNROLL_FOR (int i = 0; i < 4; ++i)
+        by_two[i] =
+            _mm512_add_pd(_mm512_unpacklo_pd(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_pd(a[2 * i], a[2 * i + 1]));
+    UNROLL_FOR (int i = 0; i < 2; ++i)
+        by_four[i] = _mm512_add_pd(_mm512_shuffle_f64x2(by_two[2 * i], by_two[2 * i + 1], 0x88),
+                                   _mm512_shuffle_f64x2(by_two[2 * i], by_two[2 * i + 1], 0xdd));
+    return _mm512_add_pd(_mm512_shuffle_f64x2(by_four[0], by_four[1], 0x88),
+                         _mm512_shuffle_f64x2(by_four[0], by_four[1], 0xdd));
 }
 
 #endif

@@ -22,6 +22,7 @@ static inline vf vf_from_float(const float *p)
     memcpy(narrow, p, sizeof narrow);
     LANES(vf, (real)narrow[i]);
 }
+static inline vf vf_from_int8(const char *p) { LANES(vf, (real)((const signed char *)p)[i]); }
 static inline vf vf_from_float16(const char *p) { LANES(vf, (real)float_of_float16(read_bits(p + 2 * i))); }
 static inline vf vf_from_bfloat16(const char *p) { LANES(vf, (real)float_of_bfloat16(read_bits(p + 2 * i))); }
 static inline void vf_to_float16(char *p, vf a)
@@ -71,6 +72,17 @@ static inline void vf_transpose(vf r[VL])
             r[i].lane[j] = r[j].lane[i];
             r[j].lane[i] = lower;
         }
+}
+
+/* Lane i of the result is the sum over the lanes of a[i]. */
+static inline vf vf_sums(vf a[VL])
+{
+    vf sums;
+    for (int i = 0; i < VL; ++i) {
+        sums.lane[i] = a[i].lane[0];
+        for (int j = 1; j < VL; ++j) sums.lane[i] += a[i].lane[j];
+    }
+    return sums;
 }
 
 /* seen[column] lane row = row[row][at + column] is not 0. */

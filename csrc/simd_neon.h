@@ -18,6 +18,12 @@ static inline uint16x4_t four_halves(const char *p)
     memcpy(&bits, p, sizeof bits);
     return vcreate_u16(bits);
 }
+static inline vf vf_from_int8(const char *p)
+{
+    const signed char *x = (const signed char *)p;
+    const int32_t four[4] = {x[0], x[1], x[2], x[3]};
+    return vcvtq_f32_s32(vld1q_s32(four));
+}
 static inline vf vf_from_float16(const char *p) { return vcvt_f32_f16(vreinterpret_f16_u16(four_halves(p))); }
 static inline vf vf_from_bfloat16(const char *p) { return vreinterpretq_f32_u32(vshll_n_u16(four_halves(p), 16)); }
 static inline void vf_to_float16(char *p, vf a) { vst1_u8((uint8_t *)p, vreinterpret_u8_f16(vcvt_f16_f32(a))); }
@@ -47,15 +53,25 @@ static inline void vf_transpose(vf r[4])
     r[3] = vcombine_f32(vget_high_f32(low.val[1]), vget_high_f32(high.val[1]));
 }
 
+/* Lane i of the result is the sum over the lanes of a[i]. */
+static inline vf vf_sums(vf a[4]) { return vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3])); }
+
 #else
 
 enum { VL = 2 };
 typedef float64x2_t vf;
+static inline vf vf_sums(vf a[2]) { return vpaddq_f64(a[0], a[1]); }
+
 typedef uint64x2_t vm;
 #define V(name) v##name##q_f64
 #define V_EXPONENT_SHIFT(t) vreinterpretq_f64_u64(vshlq_n_u64(vreinterpretq_u64_f64(t), 52))
 
 static inline vf vf_from_float(const float *p) { return vcvt_f64_f32(vld1_f32(p)); }
+static inline vf vf_from_int8(const char *p)
+{
+    const float two[2] = {*(const signed char *)p, *(const signed char *)(p + 1)};
+    return vf_from_float(two);
+}
 static inline vf vf_from_float16(const char *p)
 {
     const float two[2] = {float_of_float16(read_bits(p)), float_of_float16(read_bits(p + 2))};

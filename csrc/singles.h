@@ -1,38 +1,63 @@
 /* What the products multiply, number by number: the same interface as pairs.h. */
 
-enum { STEP = 1 }; /* so many features, or keys, in one multiply-add of a lane */
 static inline int64_t steps(int64_t count) { return count; }
 static inline vf vf_product(vf a, vf b, vf c) { return vf_fma(a, b, c); }
 
-/* Whether the products can read K or V where it lies: the engine for few rows widens what it loads. */
-static inline int in_place(const sdpa_array *array, const char *at, int64_t width)
+/* Whether the products can read K or V where it lies.  The engine for few rows widens what it loads, and finds rows in
+ * pages. */
+static inline int in_place(const sdpa_problem *p, const sdpa_array *array, const char *at, int64_t width)
 {
     if (!is_adjacent(array, at)) return 0;
-    return SDPA_FEW_ROWS ? width % VL == 0 : array->dtype == REAL_DTYPE;
+    return SDPA_FEW_ROWS ? width % VL == 0 : array->dtype == REAL_DTYPE && !p->pages;
 }
 
-static inline ALWAYS_INLINE void widen_rows(const sdpa_array *array, const char *at, int64_t rows, int64_t width,
-                                            real *copy, const int dtype)
+static int copies(const sdpa_problem *p)
 {
-    for (int64_t row = 0; row < rows; ++row, at += array->row, copy += padded(width)) {
-        int64_t i = 0;
-        for (; i + VL <= width; i += VL) vf_store(copy + i, read_adjacent(at + i * array->itemsize, dtype));
-        if (i < width)
-            vf_store(copy + i, read_chunk(at + i * array->itemsize, array->itemsize, (int)(width - i), array));
-    }
+    return !in_place(p, &p->key, p->key.data, p->dim) ||
+           (p->value.data && !in_place(p, &p->value, p->value.data, p->value_dim));
 }
 
-/* Rows of the block as `real` rows, padded with 0 to whole vectors. */
-static void copy_rows(const sdpa_array *array, const char *at, int64_t rows, int64_t width, real *copy)
+/* One row as `real`, padded with 0 to whole vectors. */
+static inline ALWAYS_INLINE void widen_row(const char *at, const sdpa_array *array, int64_t width, real *copy,
+                                           const int dtype)
+{
+    int64_t i = 0;
+    for (; i + VL <= width; i += VL) vf_store(copy + i, read_adjacent(at + i * size_of(dtype), dtype));
+    if (i < width) vf_store(copy + i, read_chunk(at + i * size_of(dtype), size_of(dtype), (int)(width - i), array));
+}
+static void copy_row(const char *at, const sdpa_array *array, int64_t width, real *copy)
 {
     const int adjacent = array->column == array->itemsize;
     if (adjacent && array->dtype == SDPA_FLOAT16)
-        widen_rows(array, at, rows, width, copy, SDPA_FLOAT16);
+        widen_row(at, array, width, copy, SDPA_FLOAT16);
     else if (adjacent && array->dtype == SDPA_BFLOAT16)
-        widen_rows(array, at, rows, width, copy, SDPA_BFLOAT16);
+        widen_row(at, array, width, copy, SDPA_BFLOAT16);
+    else if (adjacent && array->dtype == REAL_DTYPE)
+        widen_row(at, array, width, copy, REAL_DTYPE);
     else
-        for (int64_t row = 0; row < rows; ++row)
-            read_row(at + row * array->row, array, width, copy + row * padded(width));
+        read_row(at, array, width, copy);
+}
+
+/* Where int8 is stored: the factor of number d is scale[d >> group_shift]. */
+static void multiply_row(const sdpa_problem *p, const sdpa_array *scale, const char *scales, int64_t width, real *row)
+{
+    for (int64_t d = 0; d < width; ++d)
+        row[d] *= read_one(scales + (d >> p->group_shift) * scale->column, SDPA_FLOAT32);
+}
+
+/* The rows of the block as `real` rows. */
+static void copy_block(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
+                       const sdpa_array *scale, const char *scales_at, int64_t width, real *copy)
+{
+    for (int key = 0; key < t->block;) {
+        int end = t->block;
+        const char *at = row_address(p, array, rows_at, t, key, &end);
+        for (; key < end; ++key, at += array->row, copy += padded(width)) {
+            copy_row(at, array, width, copy);
+            int alone = key + 1;
+            if (scale->data) multiply_row(p, scale, row_address(p, scale, scales_at, t, key, &alone), width, copy);
+        }
+    }
 }
 
 static inline operand copied_rows(const real *copy, int64_t width)
@@ -40,44 +65,35 @@ static inline operand copied_rows(const real *copy, int64_t width)
     return (operand){(const char *)copy, padded(width) * (ptrdiff_t)sizeof(real), REAL_DTYPE};
 }
 
-static int copies(const sdpa_problem *p)
-{
-    return !in_place(&p->key, p->key.data, p->dim) ||
-           (p->value.data && !in_place(&p->value, p->value.data, p->value_dim));
-}
-
 static operand read_keys(const sdpa_problem *p, sdpa_task *t)
 {
-    const char *at = block_address(&p->key, t);
-    if (in_place(&p->key, at, p->dim)) return (operand){at, p->key.row, p->key.dtype};
-    if (t->copied->key != at || t->copied->keys < t->block) {
-        copy_rows(&p->key, at, t->block, p->dim, t->key_copy);
-        t->copied->key = at, t->copied->keys = t->block;
-    }
+    int end = t->block;
+    const char *at = key_address(p, t, 0, &end);
+    if (in_place(p, &p->key, at, p->dim)) return (operand){p->pages ? NULL : at, p->key.row, p->key.dtype};
+    if (must_copy(t, &t->copied[0]))
+        copy_block(p, t, &p->key, t->keys_at, &p->key_scale, t->key_scales_at, p->dim, t->key_copy);
     return copied_rows(t->key_copy, p->dim);
 }
 
 static operand copy_values(const sdpa_problem *p, sdpa_task *t)
 {
-    const char *at = block_address(&p->value, t);
-    if (t->copied->value != at || t->copied->values < t->block) {
-        copy_rows(&p->value, at, t->block, p->value_dim, t->value_copy);
-        t->copied->value = at, t->copied->values = t->block;
-    }
+    if (must_copy(t, &t->copied[1]))
+        copy_block(p, t, &p->value, t->values_at, &p->value_scale, t->value_scales_at, p->value_dim, t->value_copy);
     return copied_rows(t->value_copy, p->value_dim);
 }
 static operand read_values(const sdpa_problem *p, sdpa_task *t)
 {
-    const char *at = block_address(&p->value, t);
-    if (in_place(&p->value, at, p->value_dim)) return (operand){at, p->value.row, p->value.dtype};
-    return copy_values(p, t);
+    int end = t->block;
+    const char *at = value_address(p, t, 0, &end);
+    if (!in_place(p, &p->value, at, p->value_dim)) return copy_values(p, t);
+    return (operand){p->pages ? NULL : at, p->value.row, p->value.dtype};
 }
 
 /* In the copy, which is of no use to others then. */
 static inline void clear_value(const sdpa_problem *p, sdpa_task *t, int key, int64_t feature)
 {
     ((real *)t->value_copy)[key * padded(p->value_dim) + feature] = 0;
-    t->copied->value = NULL;
+    t->copied[1].rows = 0;
 }
 
 /* The weights of `count` keys from `key` on take the place of the scores.  Where they were rounded, `kept` would sum

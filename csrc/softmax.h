@@ -83,3 +83,31 @@ static void close_sums(const sdpa_problem *p, sdpa_task *t)
     if (p->sinks || p->lse.data)
         for (int row = 0; row < t->rows; ++row) close_row(p, t, row);
 }
+
+#if SDPA_FEW_ROWS
+/* The sums over other keys join those of t: both come to the higher max. */
+static void join(const sdpa_problem *p, sdpa_task *t, const sdpa_task *part)
+{
+    const real factor = exponent_factor(p);
+    const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
+    const vf max = vf_load(t->max), other = vf_load(part->max), higher = vf_max(other, max);
+    const vf from = subtractable(higher);
+    const vf shrink = vf_exp(vf_sub(max, from), factors, floor), share = vf_exp(vf_sub(other, from), factors, floor);
+    vf_store(t->max, higher);
+    vf_store(t->sum, vf_fma(vf_load(t->sum), shrink, vf_mul(vf_load(part->sum), share)));
+    real of_own[VL], of_part[VL];
+    vf_store(of_own, shrink);
+    vf_store(of_part, share);
+    const int64_t width = padded(p->value_dim);
+    for (int row = 0; row < t->rows; ++row) {
+        real *o = (real *)t->o + row * width;
+        const real *added = (const real *)part->o + row * width;
+        for (int64_t e = 0; e < width; e += VL)
+            vf_store(o + e,
+                     vf_fma(vf_load(o + e), vf_set1(of_own[row]), vf_mul(vf_load(added + e), vf_set1(of_part[row]))));
+    }
+}
+#define JOIN join
+#else
+#define JOIN NULL
+#endif

@@ -9,18 +9,24 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t clip64(int64_t x, int64_t low, int64_t high) { return max64(low, min64(x, high)); }
 
-static int64_t vectors_per_head(const sdpa_problem *p, int lanes)
+/* Queries of a batch. */
+static int64_t queries(const sdpa_problem *p, int64_t batch)
 {
-    return (p->q_len * sdpa_group(p) + lanes - 1) / lanes;
+    return p->q_starts ? p->q_starts[batch + 1] - p->q_starts[batch] : p->q_len;
+}
+
+static int64_t vectors_per_head(const sdpa_problem *p, int64_t q_len, int lanes)
+{
+    return (q_len * sdpa_group(p) + lanes - 1) / lanes;
 }
 
 /* Tasks of one key/value head: as few as its rows allow, more where the threads would otherwise run short of work.
  * Where causality or a window cuts them they last from nothing to the longest, so those come in larger numbers. */
-int64_t sdpa_tasks_per_head(const sdpa_problem *p, const sdpa_kernel *kernel, int threads)
+static int64_t cut_into_tasks(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t q_len)
 {
-    const int64_t vectors = vectors_per_head(p, kernel->lanes), most = kernel->rows / kernel->lanes;
+    const int64_t vectors = vectors_per_head(p, q_len, kernel->lanes), most = kernel->rows / kernel->lanes;
     const int64_t heads = p->batches * p->kv_heads;
-    const int64_t wanted = threads == 1 ? 1 : (p->end_shift || p->begin_shift ? 4 : 1) * (int64_t)threads;
+    const int64_t wanted = p->threads == 1 ? 1 : (p->end_shift || p->begin_shift ? 4 : 1) * (int64_t)p->threads;
     const int64_t fewest = (vectors + most - 1) / most;
     return min64(vectors, max64(fewest, (wanted + heads - 1) / heads));
 }
@@ -28,19 +34,104 @@ int64_t sdpa_tasks_per_head(const sdpa_problem *p, const sdpa_kernel *kernel, in
 /* A thread takes a bundle of tasks of one head, and takes them through each block together: where K or V must be
  * converted, a block is converted once for all of them.  So many that this costs little, yet few enough that their
  * scratch stays in the second-level cache and that no thread runs short of work; one, where nothing is converted. */
-int64_t sdpa_bundles_per_head(const sdpa_problem *p, const sdpa_kernel *kernel, int threads)
+static int64_t cut_into_bundles(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t tasks)
 {
     enum { CACHE = 256 << 10, PER_THREAD = 4 };
-    if (p->tasks_per_head == 1 || !kernel->copies(p)) return p->tasks_per_head;
+    if (tasks <= 1 || !kernel->copies(p)) return tasks;
     const int64_t bytes = (p->dim + p->value_dim + 1) * kernel->rows * kernel->real_bytes;
     const int64_t most = clip64(CACHE / bytes, 1, SDPA_MAX_BUNDLE), heads = p->batches * p->kv_heads;
-    const int64_t wanted = threads == 1 ? 1 : (PER_THREAD * threads + heads - 1) / heads;
-    return min64(p->tasks_per_head, max64((p->tasks_per_head + most - 1) / most, wanted));
+    const int64_t wanted = p->threads == 1 ? 1 : (PER_THREAD * p->threads + heads - 1) / heads;
+    return min64(tasks, max64((tasks + most - 1) / most, wanted));
 }
 
-int sdpa_largest_bundle(const sdpa_problem *p)
+/* Few rows: parts of the keys, which are summed on their own and then joined in their order.  Their number depends on
+ * the number of keys alone, and so do the bits, whoever computes them; it is bounded, as is then the memory for their
+ * sums. */
+static int64_t cut_into_parts(const sdpa_kernel *kernel, int64_t kv_len)
 {
-    return (int)((p->tasks_per_head + p->bundles_per_head - 1) / p->bundles_per_head);
+    enum { KEYS = 1024, MOST = 64 };
+    return kernel->join ? clip64(kv_len / KEYS, 1, MOST) : 1;
+}
+
+/* Where batches are elements of an axis, all are cut alike, as if each had all keys. */
+static sdpa_cut cut_head(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t batch)
+{
+    const int64_t q_len = queries(p, batch), rows = q_len * sdpa_group(p);
+    if (rows < p->fewest_rows || rows > p->most_rows || rows == 0) return (sdpa_cut){0, 0, 0};
+    const int64_t tasks = cut_into_tasks(p, kernel, q_len);
+    const int64_t kv_len = p->q_starts ? p->kv_lengths[batch] : p->kv_len;
+    return (sdpa_cut){tasks, cut_into_bundles(p, kernel, tasks), cut_into_parts(kernel, kv_len)};
+}
+
+static int64_t units_of_head(const sdpa_problem *p, sdpa_cut cut) { return p->split ? cut.parts : cut.bundles; }
+
+/* All units of the call for this kernel.  Where heads are too few for the threads, parts of the keys become units. */
+int64_t sdpa_count_units(sdpa_problem *p, const sdpa_kernel *kernel)
+{
+    if (p->batches == 0 || p->kv_heads == 0) return 0;
+    p->split = 0;
+    if (!p->q_starts) {
+        const sdpa_cut cut = cut_head(p, kernel, 0);
+        const int64_t heads = p->batches * p->kv_heads;
+        p->split = cut.parts > 1 && p->threads > 1 && heads < 4 * p->threads;
+        return heads * units_of_head(p, cut);
+    }
+    int64_t heads = 0, parts = 0, units = 0;
+    for (int64_t b = 0; b < p->batches; ++b) {
+        const sdpa_cut cut = cut_head(p, kernel, b);
+        heads += cut.tasks ? p->kv_heads : 0;
+        parts = max64(parts, cut.parts);
+    }
+    p->split = parts > 1 && p->threads > 1 && heads < 4 * p->threads;
+    for (int64_t b = 0; b < p->batches; ++b) {
+        p->unit_starts[b] = units;
+        units += p->kv_heads * units_of_head(p, cut_head(p, kernel, b));
+    }
+    p->unit_starts[p->batches] = units;
+    return units;
+}
+
+int sdpa_largest_bundle(const sdpa_problem *p, const sdpa_kernel *kernel)
+{
+    int64_t largest = 1;
+    if (p->kv_heads == 0) return 1;
+    for (int64_t b = 0; b < (p->q_starts ? p->batches : min64(p->batches, 1)); ++b) {
+        const sdpa_cut cut = cut_head(p, kernel, b);
+        if (cut.bundles) largest = max64(largest, (cut.tasks + cut.bundles - 1) / cut.bundles);
+    }
+    return (int)largest;
+}
+
+/* Units are numbered head by head, so that its keys stay in the cache. */
+sdpa_unit sdpa_find_unit(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t unit)
+{
+    sdpa_unit found = {0};
+    if (p->q_starts) { /* the last sequence that starts at or before it and is not empty */
+        int64_t end = p->batches;
+        while (end - found.batch > 1) {
+            const int64_t middle = (found.batch + end) / 2;
+            if (p->unit_starts[middle] <= unit)
+                found.batch = middle;
+            else
+                end = middle;
+        }
+        unit -= p->unit_starts[found.batch];
+    }
+    found.cut = cut_head(p, kernel, found.batch);
+    const int64_t per_head = units_of_head(p, found.cut), head = unit / per_head;
+    found.index = unit % per_head;
+    if (!p->q_starts) found.batch = head / p->kv_heads;
+    if (p->kv_lengths) found.cut.parts = cut_into_parts(kernel, p->kv_lengths[found.batch]); /* its own, not more */
+    found.kv_head = head % p->kv_heads;
+    return found;
+}
+
+/* Where the rows of K or V begin. */
+static const char *first_row_of(const sdpa_problem *p, const sdpa_array *array, const sdpa_task *t)
+{
+    const char *at = array->data + t->kv_head * array->head;
+    if (!array->data || p->pages) return at;
+    return at + (p->k_starts ? p->k_starts[t->batch] * array->row : t->batch * array->batch);
 }
 
 /* Keys that a query may see. */
@@ -60,8 +151,8 @@ static void locate_rows(const sdpa_problem *p, const sdpa_array *array, const sd
     if (!array->data) return;
     const int64_t group = sdpa_group(p);
     const int64_t query = first_row / group, in_group = first_row % group;
-    char *at =
-        array->data + t->batch * array->batch + (t->kv_head * group + in_group) * array->head + query * array->row;
+    char *at = array->data + (t->kv_head * group + in_group) * array->head + query * array->row;
+    at += p->q_starts ? p->q_starts[t->batch] * array->row : t->batch * array->batch;
     if (group == 1) {
         for (int row = 0; row < t->rows; ++row) address[row] = at + row * array->row;
     } else {
@@ -78,23 +169,29 @@ static void locate_rows(const sdpa_problem *p, const sdpa_array *array, const sd
     for (int row = t->rows; row < padded; ++row) address[row] = address[t->rows - 1];
 }
 
-/* Tasks are numbered head by head, so that its keys stay in the cache, and from the last rows to the first, so that
- * with causal attention the longest come first and the threads end together. */
-void sdpa_enter_task(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t index, sdpa_task *t)
+/* Tasks are numbered from the last rows to the first, so that with causal attention the longest come first and the
+ * threads end together. */
+void sdpa_enter_task(const sdpa_problem *p, const sdpa_kernel *kernel, const sdpa_unit *unit, int64_t index,
+                     sdpa_task *t)
 {
-    const int64_t per_head = p->tasks_per_head, vectors = vectors_per_head(p, kernel->lanes);
-    const int64_t part = per_head - 1 - index % per_head, kv_head = index / per_head;
-    const int64_t first_vector = part * vectors / per_head, end_vector = (part + 1) * vectors / per_head;
-    const int64_t first_row = first_vector * kernel->lanes;
+    t->batch = unit->batch;
+    t->kv_head = unit->kv_head;
+    t->q_len = queries(p, t->batch);
+    t->kv_len = p->kv_lengths ? p->kv_lengths[t->batch] : p->kv_len;
 
-    t->batch = kv_head / p->kv_heads;
-    t->kv_head = kv_head % p->kv_heads;
+    const int64_t tasks = unit->cut.tasks, part = tasks - 1 - index;
+    const int64_t vectors = vectors_per_head(p, t->q_len, kernel->lanes);
+    const int64_t first_vector = part * vectors / tasks, end_vector = (part + 1) * vectors / tasks;
+    const int64_t first_row = first_vector * kernel->lanes;
     t->vectors = (int)(end_vector - first_vector);
     const int padded = t->vectors * kernel->lanes;
     t->first_row = first_row;
-    t->rows = (int)min64(padded, p->q_len * sdpa_group(p) - first_row);
-    t->kv_len = p->kv_lengths ? p->kv_lengths[t->batch] : p->kv_len;
+    t->rows = (int)min64(padded, t->q_len * sdpa_group(p) - first_row);
     t->hidden = 0;
+    t->keys_at = first_row_of(p, &p->key, t);
+    t->values_at = first_row_of(p, &p->value, t);
+    t->key_scales_at = first_row_of(p, &p->key_scale, t);
+    t->value_scales_at = first_row_of(p, &p->value_scale, t);
 
     /* Both ends of what a row sees grow with the row. */
     const sdpa_span first = visible(p, t, first_row / sdpa_group(p));
@@ -106,6 +203,14 @@ void sdpa_enter_task(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t i
     locate_rows(p, &p->bias, t, first_row, padded, t->bias_row);
     locate_rows(p, p->weights.data ? &p->weights : &p->out, t, first_row, padded, t->out_row);
     locate_rows(p, &p->lse, t, first_row, padded, t->lse_row);
+}
+
+/* The keys of the task in one part: whole blocks, so that these do not depend on the parts. */
+sdpa_span sdpa_part(const sdpa_unit *unit, int64_t part, const sdpa_task *t)
+{
+    const int64_t block = 128, parts = unit->cut.parts;
+    const int64_t keys = (t->kv_len + parts * block - 1) / (parts * block) * block;
+    return (sdpa_span){max64(t->keys.begin, part * keys), min64(t->keys.end, (part + 1) * keys)};
 }
 
 /* Whether the mask shows any, and all, of the block's keys to the rows of the task. */
@@ -245,7 +350,7 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
     const int64_t rows = kernel->rows, bytes = kernel->real_bytes, keys = min64(p->block_keys, p->kv_len + 1);
     char *at = scratch;
     const int64_t dim = padded(p->dim, kernel), value_dim = padded(p->value_dim, kernel);
-    sdpa_copied *copied = take(&at, 1, sizeof *copied);
+    sdpa_copied *copied = take(&at, 2, sizeof *copied);
     void *s = take(&at, keys * rows, bytes), *visible = take(&at, keys * rows, bytes);
     void *high = take(&at, rows, bytes);
     void *key_copy = take(&at, keys * dim, bytes), *value_copy = take(&at, keys * value_dim, bytes);
@@ -262,4 +367,15 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
         t[i].kept = take(&at, rows, bytes);
     }
     return (size_t)(at - scratch);
+}
+
+/* Memory for the sums of one part.  Returns its size. */
+size_t sdpa_lay_out_sums(const sdpa_problem *p, const sdpa_kernel *kernel, char *memory, sdpa_task *t)
+{
+    const int64_t rows = kernel->rows, bytes = kernel->real_bytes;
+    char *at = memory;
+    t->o = take(&at, padded(p->value_dim, kernel) * rows, bytes);
+    t->max = take(&at, rows, bytes);
+    t->sum = take(&at, rows, bytes);
+    return (size_t)(at - memory);
 }

@@ -1,20 +1,28 @@
 """Scaled dot-product attention for NumPy on CPUs: softmax(Q K^T / sqrt(d)) V."""
 
 from . import reference
+from ._cache import KVCache
 from ._explain import Explanation, explain
 from ._forward import attention, attention_weights, merge, scaled_dot_product_attention
 from ._kernels import build_info, kernels
+from ._paged import PagedKVCache
+from ._rotary import rotary
+from ._varlen import attention_varlen
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Explanation",
+    "KVCache",
+    "PagedKVCache",
     "attention",
+    "attention_varlen",
     "attention_weights",
     "build_info",
     "explain",
     "kernels",
     "merge",
     "reference",
+    "rotary",
     "scaled_dot_product_attention",
 ]

@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t
 
 cdef extern from "sdpa.h" nogil:
-    int SDPA_BOOL, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64
+    int SDPA_BOOL, SDPA_INT8, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64
     int SDPA_MAX_BUNDLE
     int SDPA_FOR_FLOAT, SDPA_FOR_DOUBLE, SDPA_FOR_BFLOAT16, SDPA_PURPOSES
 
@@ -22,7 +22,24 @@ cdef extern from "sdpa.h" nogil:
         double scale, softcap
         const double *sinks
         const double *alibi_slopes
-        int64_t tasks_per_head, bundles_per_head, block_keys
+        sdpa_array key_scale, value_scale
+        int group_shift
+        const int64_t *q_starts
+        const int64_t *k_starts
+        const int64_t *pages
+        int64_t page_columns, page_size
+        int64_t block_keys
+        int threads
+        int64_t fewest_rows, most_rows
+        int split, far
+        int64_t *unit_starts
+
+    ctypedef struct sdpa_cut:
+        int64_t tasks, bundles, parts
+
+    ctypedef struct sdpa_unit:
+        int64_t batch, kv_head, index
+        sdpa_cut cut
 
     ctypedef struct sdpa_span:
         int64_t begin, end
@@ -33,6 +50,7 @@ cdef extern from "sdpa.h" nogil:
     ctypedef struct sdpa_task:
         sdpa_span keys
         sdpa_copied *copied
+        int started
         int hidden
 
     ctypedef void (*sdpa_step)(const sdpa_problem *, sdpa_task *) noexcept nogil
@@ -42,7 +60,9 @@ cdef extern from "sdpa.h" nogil:
         int (*copies)(const sdpa_problem *) noexcept nogil
         sdpa_step begin, scores, softmax_step, accumulate, accumulate_seen
         int (*finite)(const sdpa_problem *, const sdpa_task *) noexcept nogil
-        sdpa_step close_sums, write_out, write_weights
+        sdpa_step close_sums
+        void (*join)(const sdpa_problem *, sdpa_task *, const sdpa_task *) noexcept nogil
+        sdpa_step start, write_out, write_weights
 
     ctypedef struct sdpa_isa:
         const char *name
@@ -52,9 +72,41 @@ cdef extern from "sdpa.h" nogil:
     const sdpa_isa sdpa_isas[]
     int sdpa_cpu_runs(const char *isa)
 
-    int64_t sdpa_tasks_per_head(const sdpa_problem *, const sdpa_kernel *, int threads)
-    void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, int64_t index, sdpa_task *)
+    int64_t sdpa_count_units(sdpa_problem *, const sdpa_kernel *)
+    int sdpa_largest_bundle(const sdpa_problem *, const sdpa_kernel *)
+    sdpa_unit sdpa_find_unit(const sdpa_problem *, const sdpa_kernel *, int64_t unit)
+    void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *)
+    sdpa_span sdpa_part(const sdpa_unit *, int64_t part, const sdpa_task *)
     int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *)
-    int64_t sdpa_bundles_per_head(const sdpa_problem *, const sdpa_kernel *, int threads)
-    int sdpa_largest_bundle(const sdpa_problem *)
     size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks)
+    size_t sdpa_lay_out_sums(const sdpa_problem *, const sdpa_kernel *, char *memory, sdpa_task *)
+
+    int sdpa_quantise_rows(
+        const sdpa_array *source, int64_t batches, int64_t heads, int64_t rows, int64_t dim, int64_t group,
+        const sdpa_array *out, const sdpa_array *scales)
+
+
+cdef extern from "rotary.h" nogil:
+    ctypedef struct sdpa_axes:
+        int count
+        int64_t total
+        int64_t size[64]
+        ptrdiff_t x[64]
+        ptrdiff_t out[64]
+        ptrdiff_t positions[64]
+
+    ctypedef struct sdpa_rotary:
+        char *x
+        char *out
+        ptrdiff_t x_row, x_column, out_row, out_column
+        int dtype, itemsize, interleaved, in_place, heads_inside
+        int64_t rows, pairs, dim
+        sdpa_axes own, shared
+        const double *positions
+        double first_position
+        const double *frequency
+        double largest_frequency
+        int64_t task_rows, blocks, parts
+
+    void sdpa_rotate_4(const sdpa_rotary *, int64_t task, void *scratch)
+    void sdpa_rotate_8(const sdpa_rotary *, int64_t task, void *scratch)

@@ -36,12 +36,20 @@ def attend(
     sinks: NDArray[np.float64] | None,
     alibi_slopes: NDArray[np.float64] | None,
     threads: int,
+    key_scale: NDArray[np.float32] | None = None,
+    value_scale: NDArray[np.float32] | None = None,
+    group: int = 0,
+    q_starts: NDArray[np.int64] | None = None,
+    k_starts: NDArray[np.int64] | None = None,
+    pages: NDArray[np.int64] | None = None,
+    page_size: int = 0,
 ) -> None: ...
 def attend_plain(
     kernel: Kernel, query: Any, key: Any, value: Any, causal: bool, threads_of: Callable[[None], int]
 ) -> NDArray[Any] | None: ...
 def is_small(batches: int, heads: int, q_len: int, kv_len: int, dim: int, value_dim: int) -> bool: ...
 def know_bfloat16(dtype: np.dtype[Any]) -> None: ...
+def quantise(source: NDArray[Any], out: NDArray[np.int8], scales: NDArray[np.float32], group: int) -> bool: ...
 def plan(
     kernel: Kernel,
     query: NDArray[Any],
@@ -52,4 +60,17 @@ def plan(
     scale: float,
     bounded: bool,
     threads: int,
-) -> tuple[bool, bool, bool, int, int, int, int, int, int, int, int]: ...
+) -> tuple[bool, bool, bool, int, int, int, int, int, int, int, bool, int, int]: ...
+def rotate(
+    x: NDArray[Any],
+    out: NDArray[Any],
+    positions: NDArray[np.float64] | None,
+    first_position: float,
+    frequency: NDArray[np.float64],
+    interleaved: bool,
+    threads: int,
+) -> None: ...
+def rotates_alone(x: NDArray[Any]) -> bool: ...
+def holds_floats(x: NDArray[Any]) -> bool: ...
+def takes_rotated(out: NDArray[Any], x: NDArray[Any], positions: NDArray[Any] | None) -> bool: ...
+def all_below(numbers: NDArray[np.float64], limit: float) -> bool: ...

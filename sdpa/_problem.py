@@ -31,6 +31,8 @@ class Plan(NamedTuple):
     keys: int
     tasks: int
     bundle: int
+    parts: int
+    parts_shared: bool
     threads: int
     scratch_bytes: int
 
@@ -317,7 +319,7 @@ def _sides(window):
 
 def _sum_within(limit, numbers, number):
     """numbers + number, clipped to +-limit, exact whatever their size."""
-    if numbers.size and max(abs(int(numbers.min())), abs(int(numbers.max())), abs(number)) >= 2**61:
+    if not numbers.size or max(abs(int(numbers.min())), abs(int(numbers.max())), abs(number)) >= 2**61:
         numbers = numbers.astype(object)
     return np.clip(numbers + number, -limit, limit).astype(np.int64)
 

@@ -25,11 +25,12 @@ no one. What a hidden key or value holds has no influence, NaN and inf included;
 influence arithmetic gives it.
 """
 
+import itertools
 import operator
 
 import numpy as np
 
-__all__ = ["attention", "attention_weights", "merge", "scaled_dot_product_attention"]
+__all__ = ["attention", "attention_varlen", "attention_weights", "merge", "rotary", "scaled_dot_product_attention"]
 
 
 def attention(
@@ -66,6 +67,48 @@ def attention(
     result = cast(weighted_sum(weight, v, seen), dtype)
     result = deliver(result.reshape(result.shape[-rank:]), out, query, key, value, mask, bias)
     return (result, lse.reshape(result.shape[:-1])) if return_lse else result
+
+
+def attention_varlen(
+    query, key, value, *, cu_seqlens_q, cu_seqlens_k=None,
+    mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
+    scale=None, softcap=None, sinks=None, alibi_slopes=None,
+    return_lse=False, out=None, threads=None, dtype=None,
+):  # fmt: skip
+    """`attention` for one sequence after the other; their rows are packed.
+
+    query (T, H, D), key (U, G, D), value (U, G, E); out (T, H, E), lse (T, H). Sequence b has the rows from
+    cu_seqlens[b] to cu_seqlens[b + 1]; without cu_seqlens_k keys lie as queries do.
+
+    mask, bias : broadcast to (H, T, L), L the keys of the longest sequence; column j is key j of its sequence.
+    q_offset, kv_lengths : one per sequence, or one for all.    sinks, alibi_slopes : (H) or (S, H).
+    """
+    query, key, value = np.asarray(query), np.asarray(key), np.asarray(value)
+    ends = [np.asarray(x).tolist() for x in (cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k)]
+    queries, keys = ([slice(*pair) for pair in itertools.pairwise(x)] for x in ends)
+    sequences, heads = len(queries), query.shape[1]
+    pairs = (heads, len(query), max((s.stop - s.start for s in keys), default=0))
+    mask = None if mask is None else fit("mask", mask, pairs)
+    bias = None if bias is None else fit("bias", bias, pairs)
+    q_offset = None if q_offset is None else fit("q_offset", q_offset, (sequences,))
+    kv_lengths = None if kv_lengths is None else fit("kv_lengths", kv_lengths, (sequences,))
+    sinks = None if sinks is None else fit("sinks", sinks, (sequences, heads))
+    slopes = None if alibi_slopes is None else fit("alibi_slopes", alibi_slopes, (sequences, heads))
+    result = np.zeros((len(query), heads, value.shape[2]), np.float64 if dtype is None else dtype)
+    lse = np.zeros((len(query), heads), arithmetic(dtype))
+    for b, (q, k) in enumerate(zip(queries, keys)):
+        own, own_lse = attention(
+            query[q].swapaxes(0, 1), key[k].swapaxes(0, 1), value[k].swapaxes(0, 1),
+            mask=None if mask is None else mask[:, q, : k.stop - k.start],
+            bias=None if bias is None else bias[:, q, : k.stop - k.start],
+            causal=causal, window=window, q_offset=None if q_offset is None else q_offset[b],
+            kv_lengths=None if kv_lengths is None else kv_lengths[b], scale=scale, softcap=softcap,
+            sinks=None if sinks is None else sinks[b], alibi_slopes=None if slopes is None else slopes[b],
+            return_lse=True, dtype=dtype,
+        )  # fmt: skip
+        result[q], lse[q] = own.swapaxes(0, 1), own_lse.T
+    result = deliver(result, out, query, key, value, mask, bias)
+    return (result, lse) if return_lse else result
 
 
 def attention_weights(
@@ -252,6 +295,23 @@ def align(query, key, value, dtype):
     return query, key, value, np.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]), rank
 
 
+def cast(array, dtype):
+    """`array` in `dtype` (None: float64)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return array.astype(np.float64 if dtype is None else dtype, copy=False)
+
+
+def arithmetic(dtype):
+    """The dtype in which to compute what is rounded to `dtype`: that itself, unless it has 16 bits."""
+    dtype = np.dtype(np.float64 if dtype is None else dtype)
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
+def rounded(array, dtype):
+    """`array` rounded to `dtype`, and ready to compute with."""
+    return cast(cast(array, dtype), arithmetic(dtype))
+
+
 def to_float(name, array, dtype, axes=1):
     """`array`, rounded to `dtype`, if it holds floats, with at least so many axes."""
     array = np.asarray(array)
@@ -291,20 +351,60 @@ def deliver(result, out, *inputs):
     with np.errstate(over="ignore", invalid="ignore"):
         out[...] = result
     return out
-def cast(array, dtype):
-    """`array` in `dtype` (None: float64)."""
+
+
+# Rotary embedding.
+
+
+def rotary(x, positions, *, base=10000.0, interleaved=False, dim=None, out=None, threads=None, dtype=None):
+    """Turn each pair of features of x (..., S, D) by an angle of its own, times the position of the row.
+
+    positions : a number, that of the first row, from which the others count on; (S,); or as the axes of x before D,
+        (B, H, S), of which that of the heads may be absent, (B, S).
+    interleaved : pair i is features (2 i, 2 i + 1), instead of (i, i + dim / 2).
+    dim : only so many features, an even number, are turned; the others are copied.
+
+    >>> import numpy as np
+    >>> rotary(np.array([[3.0, 4.0]]), np.pi / 2).round(6)
+    array([[-4.,  3.]])
+    """
+    given, x = x, to_float("x", x, dtype)
+    if x.ndim < 2:
+        raise ValueError(f"x has shape {x.shape}: it must have two axes or more")
+    dim = x.shape[-1] if dim is None else operator.index(dim)
+    if dim % 2 or not 0 <= dim <= x.shape[-1]:
+        raise ValueError(f"dim is {dim}: it must be even, and from 0 to the {x.shape[-1]} features of x")
+    if not 0 < base < np.inf:
+        raise ValueError(f"base is {base}: it must be positive and finite")
+    precise = np.promote_types(np.float64, x.dtype)  # of angles: float64 at least
+    exponent = np.arange(0, dim, 2).astype(precise) / max(dim, 1)
+    angle = places(positions, x.shape, precise)[..., None] * precise.type(base) ** -exponent
+    cos, sin = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
+    first, second = np.arange(dim).reshape(-1, 2).T if interleaved else np.arange(dim).reshape(2, -1)
+    a, b = x[..., first], x[..., second]
+    result = x.copy()
     with np.errstate(invalid="ignore", over="ignore"):
-        return array.astype(np.float64 if dtype is None else dtype, copy=False)
+        result[..., first] = a * cos - b * sin
+        result[..., second] = b * cos + a * sin
+    return deliver(cast(result, dtype), out, positions, *([] if out is given else [given]))
 
 
-def arithmetic(dtype):
-    """The dtype in which to compute what is rounded to `dtype`: that itself, unless it has 16 bits."""
-    dtype = np.dtype(np.float64 if dtype is None else dtype)
-    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
-
-
-def rounded(array, dtype):
-    """`array` rounded to `dtype`, and ready to compute with."""
-    return cast(cast(array, dtype), arithmetic(dtype))
-
-
+def places(positions, shape, dtype):
+    """The position of each row of an array of `shape`, as one that broadcasts to shape[:-1]."""
+    *lead, rows, _ = shape
+    positions = np.asarray(positions)
+    if positions.dtype.kind not in "iuf" and positions.dtype.name != "bfloat16":
+        raise TypeError(f"positions has dtype {positions.dtype}: it must hold numbers")
+    positions = positions.astype(dtype)
+    if not np.isfinite(positions).all():
+        raise ValueError(f"positions are {positions}: they must be finite")
+    if positions.ndim == 0:
+        return positions + np.arange(rows)
+    axes = positions.ndim
+    if axes not in (1, len(lead), len(lead) + 1) or positions.shape[-1] != rows:
+        raise ValueError(
+            f"positions has shape {positions.shape}: for x {shape} it must be (), (S,), (B, S) or (B, H, S)"
+        )
+    if 1 < axes == len(lead):
+        positions = positions[..., None, :]  # the same for all heads
+    return fit("positions", positions, (*lead, rows))

@@ -1,0 +1,429 @@
+"""Keys and values of many sequences in one pool of pages."""
+
+import itertools
+import operator
+from array import array
+
+import numpy as np
+
+from ._problem import FLOATS, _float_array, is_float
+from ._varlen import attend_packed, packed_rows, starts
+
+
+class PagedKVCache:
+    """Keys and values of many growing sequences, in a pool of pages that is allocated once.
+
+    pages : how many there are.    page_size : tokens of a page, any number from 1.
+    kv_heads : G.    head_dim : D, the size of a key.    value_dim : E, that of a value; default D.
+    dtype : float32, float64, float16 or ml_dtypes.bfloat16.  What is appended is rounded to it; numbers too large for
+        it become infinite.  Queries must not be narrower.
+
+    A sequence is a number that `allocate` and `fork` give; numbers do not come again after `free`.  It owns pages, in
+    any order, and takes one when its last is full: no more than page_size - 1 places per sequence are unused.  Forks
+    share pages until one of them writes.
+
+    `append` and `attend` take one sequence, with heads first as in `attention`, or a list of sequences, with packed
+    rows as in `attention_varlen`:
+
+                         one sequence                  sequences
+        append   key     (G, M, D)                     (T, G, D)      cu_seqlens default: one token each
+                 value   (G, M, E)                     (T, G, E)
+        attend   query   (H, M, D)                     (T, H, D)      cu_seqlens_q default: one query each
+                 result  (H, M, E)                     (T, H, E)
+
+    Where pages run out: MemoryError.  A call that fails changes nothing.  Several threads may attend at once, but not
+    while another one changes the cache.
+
+    >>> import numpy as np, sdpa
+    >>> cache = sdpa.PagedKVCache(pages=8, page_size=2, kv_heads=1, head_dim=1)
+    >>> long, short = cache.allocate(), cache.allocate()
+    >>> prompt = np.array([[[1.0], [2.0], [3.0]]], np.float32)          # (G, M, D)
+    >>> cache.append(long, np.ones_like(prompt), prompt)
+    >>> token = np.ones((2, 1, 1), np.float32)                          # one token for each of two: (T, G, D)
+    >>> cache.append([long, short], token, 6 * token)
+    >>> cache.attend(token, [long, short]).ravel().tolist()
+    [3.0, 6.0]
+    >>> cache
+    <sdpa.PagedKVCache (8, 1, 2, 1) float32, 2 sequences, 5 pages free, 128 bytes>
+    """
+
+    def __init__(self, pages, page_size, kv_heads, head_dim, *, value_dim=None, dtype=np.float32):
+        self.pages = _count("pages", pages, least=1)
+        self.page_size = _count("page_size", page_size, least=1)
+        self.kv_heads = _count("kv_heads", kv_heads, least=1)
+        self.head_dim = _count("head_dim", head_dim, least=1)
+        self.value_dim = self.head_dim if value_dim is None else _count("value_dim", value_dim, least=1)
+        self.dtype = _dtype(dtype)
+        # Zeros, so that nobody reads NaN where nothing was written: they cost nothing before they are touched.
+        self._keys = np.zeros((self.pages, self.kv_heads, self.page_size, self.head_dim), self.dtype)
+        self._values = np.zeros((self.pages, self.kv_heads, self.page_size, self.value_dim), self.dtype)
+        self._free = list(range(self.pages))[::-1]  # taken from the end
+        self._owners = [0] * self.pages
+        self._sequences = {}
+        self._issued = 0  # sequences so far: the next number
+
+    # Sequences
+
+    def allocate(self, tokens=0):
+        """A new, empty sequence, which owns pages for so many tokens already.
+
+        >>> import sdpa
+        >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
+        >>> cache.allocate(tokens=10), cache.free_pages
+        (0, 5)
+        """
+        tokens = _count("tokens", tokens)
+        missing = -(-tokens // self.page_size)
+        self._have(missing, tokens)
+        return self._enter(_Sequence(0, array("q", self._take(missing))))
+
+    def free(self, sequence):
+        """Forget the sequence.  Pages that no other one shares are free again.
+
+        >>> import sdpa
+        >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
+        >>> cache.free(cache.allocate(tokens=10))
+        >>> cache.free_pages
+        8
+        """
+        self._release(self._find(sequence).pages)
+        del self._sequences[sequence]
+
+    def fork(self, sequence):
+        """A new sequence with the same tokens, in the same pages.
+
+        Where the last page is not full, the first to append copies it, so that needs a page.  Pages that `allocate`
+        reserved and that are empty stay with the old sequence.
+
+        >>> import numpy as np, sdpa
+        >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
+        >>> prompt = cache.allocate()
+        >>> cache.append(prompt, np.ones((1, 6, 2)), np.ones((1, 6, 2)))
+        >>> answer = cache.fork(prompt)
+        >>> cache.append(answer, np.ones((1, 1, 2)), np.ones((1, 1, 2)))
+        >>> cache.pages_of(prompt), cache.pages_of(answer)
+        ([0, 1], [0, 2])
+        """
+        old = self._find(sequence)
+        pages = old.pages[: -(-old.length // self.page_size)]
+        for page in pages:
+            self._owners[page] += 1
+        return self._enter(_Sequence(old.length, pages))
+
+    def truncate(self, sequence, n):
+        """Forget all but the first n tokens; pages past them are free again, reserved ones too.
+
+        >>> import numpy as np, sdpa
+        >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
+        >>> guess = cache.allocate()
+        >>> cache.append(guess, np.ones((1, 9, 2)), np.ones((1, 9, 2)))
+        >>> cache.truncate(guess, 7)
+        >>> cache.length(guess), cache.free_pages
+        (7, 6)
+        """
+        state = self._find(sequence)
+        n = _count("n", n)
+        if n > state.length:
+            raise ValueError(f"n is {n}: it must be from 0 to the length of sequence {sequence}, {state.length}")
+        kept = -(-n // self.page_size)
+        self._release(state.pages[kept:])
+        del state.pages[kept:]
+        state.length = n
+
+    def length(self, sequence):
+        """How many tokens the sequence has."""
+        return self._find(sequence).length
+
+    def pages_of(self, sequence):
+        """The numbers of the pages that the sequence owns or shares, in the order of its tokens."""
+        return self._find(sequence).pages.tolist()
+
+    # Tokens
+
+    def append(self, sequences, key, value, cu_seqlens=None):
+        """Put keys and values behind those that are there.
+
+        One sequence: key (G, M, D) and value (G, M, E).  A list of S sequences, each at most once: key (T, G, D) and
+        value (T, G, E), packed; sequence b gets the rows from cu_seqlens[b] to cu_seqlens[b + 1], or row b if
+        cu_seqlens is not given and T = S.  All of them get theirs, or, where the pages do not suffice, none.
+
+        >>> import numpy as np, sdpa
+        >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
+        >>> first, second = cache.allocate(), cache.allocate()
+        >>> cache.append(first, np.ones((1, 9, 2)), np.ones((1, 9, 2)))
+        >>> cache.append([first, second], np.ones((7, 1, 2)), np.ones((7, 1, 2)), cu_seqlens=[0, 1, 7])
+        >>> cache.length(first), cache.length(second)
+        (10, 6)
+        """
+        one, states = self._find_all(sequences)
+        if len({id(state) for state in states}) < len(states):
+            raise ValueError(f"sequences are {sequences}: none may be there twice")
+        key = self._tokens("key", key, self.head_dim, one)
+        value = self._tokens("value", value, self.value_dim, one)
+        if len(key) != len(value):
+            raise ValueError(f"key has {len(key)} tokens and value {len(value)}: they must have the same")
+        begins = self._starts("cu_seqlens", cu_seqlens, "key", len(key), len(states), one).tolist()
+        counts = [end - begin for begin, end in itertools.pairwise(begins)]
+        self._grow(states, counts)
+        self._write(states, begins, counts, key, value)
+        for state, count in zip(states, counts):
+            state.length += count
+
+    def attend(
+        self, query, sequences, *, cu_seqlens_q=None,
+        mask=None, bias=None, causal=True, window=None, q_offset=None, kv_lengths=None,
+        scale=None, softcap=None, sinks=None, alibi_slopes=None, return_lse=False, out=None, threads=None,
+    ):  # fmt: skip
+        """`attention` of queries over the keys of their sequences, long and short, with many queries and with one.
+
+        One sequence: query (H, M, D), result (H, M, E), lse (H, M).  A list of S sequences: query (T, H, D), packed,
+        result (T, H, E), lse (T, H); sequence b has the rows from cu_seqlens_q[b] to cu_seqlens_q[b + 1], or row b if
+        cu_seqlens_q is not given and T = S.
+
+        The queries are taken to be the last tokens of their sequences, so append keys and values first; `q_offset`
+        (int or one per sequence) places them elsewhere.  kv_lengths : int or (S), to attend only to the first keys.
+        mask, bias : broadcast to (H, T, L), or (H, M, L), L the tokens of the longest sequence.  The other options are
+        those of `attention`, but that causal is True unless told otherwise.
+
+        >>> import numpy as np, sdpa
+        >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=1)
+        >>> prompt, running = cache.allocate(), cache.allocate()
+        >>> for sequence, value in (prompt, [1.0, 3.0, 5.0]), (running, [7.0, 9.0]):
+        ...     cache.append(sequence, np.zeros((1, len(value), 1)), np.reshape(value, (1, -1, 1)))
+        >>> query = np.ones((4, 1, 1), np.float32)          # all 3 of the prompt, the last one of what is running
+        >>> cache.attend(query, [prompt, running], cu_seqlens_q=[0, 3, 4]).ravel().tolist()
+        [1.0, 2.0, 3.0, 8.0]
+        """
+        one, states = self._find_all(sequences)
+        query = _rows("query", query, one)
+        tokens, heads, dim = query.shape
+        if heads % self.kv_heads or dim != self.head_dim:
+            raise ValueError(
+                f"query has {heads} heads of size {dim}: the heads must be a multiple of the {self.kv_heads} of the "
+                f"cache, and the size {self.head_dim}"
+            )
+        packed_out = out
+        if one and isinstance(out, np.ndarray):
+            if out.shape != (heads, tokens, self.value_dim):
+                raise ValueError(f"out has shape {out.shape}: the result has {(heads, tokens, self.value_dim)}")
+            packed_out = out.swapaxes(0, 1)
+        result, lse = attend_packed(
+            query, self._keys, self._values, pages=_table(states), page_size=self.page_size,
+            q_starts=self._starts("cu_seqlens_q", cu_seqlens_q, "query", tokens, len(states), one),
+            k_counts=np.array([state.length for state in states], np.int64),
+            mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset, kv_lengths=kv_lengths, scale=scale,
+            softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse,
+            out=packed_out, threads=threads, given={"cu_seqlens_q": cu_seqlens_q},
+        )  # fmt: skip
+        if one:
+            result, lse = result.swapaxes(0, 1), None if lse is None else lse.T
+        result = result if out is None else out
+        return (result, lse) if return_lse else result
+
+    # Sizes
+
+    @property
+    def free_pages(self):
+        """How many pages no sequence owns."""
+        return len(self._free)
+
+    @property
+    def nbytes(self):
+        """Bytes of the pool."""
+        return self._keys.nbytes + self._values.nbytes
+
+    def __repr__(self):
+        size = str(self.head_dim) if self.value_dim == self.head_dim else f"{self.head_dim} and {self.value_dim}"
+        return (
+            f"<sdpa.PagedKVCache ({self.pages}, {self.kv_heads}, {self.page_size}, {size}) {self.dtype.name}, "
+            f"{len(self._sequences)} sequences, {self.free_pages} pages free, {self.nbytes:,} bytes>"
+        )
+
+    # What is given
+
+    def _find(self, sequence):
+        try:
+            number = operator.index(None if isinstance(sequence, (bool, np.bool_)) else sequence)
+        except TypeError:
+            raise TypeError(f"sequence is {sequence!r}: it must be a number from allocate or fork") from None
+        state = self._sequences.get(number)
+        if state is None:
+            what = "was freed" if 0 <= number < self._issued else "was never allocated in this cache"
+            raise ValueError(f"sequence {number} {what}: it must be one from allocate or fork, and not freed")
+        return state
+
+    def _find_all(self, sequences):
+        """Whether it is one sequence, and the list of all."""
+        if isinstance(sequences, (int, np.integer)):
+            return True, [self._find(sequences)]
+        try:
+            numbers = sequences.tolist() if isinstance(sequences, np.ndarray) else list(sequences)
+        except TypeError:
+            raise TypeError(f"sequences is {sequences!r}: it must be a sequence, or a list of them") from None
+        return False, [self._find(number) for number in numbers]
+
+    def _tokens(self, name, rows, size, one):
+        """As (T, G, size), of the dtype of the cache."""
+        rows = _rows(name, rows, one)
+        if rows.shape[1:] != (self.kv_heads, size):
+            given = f"{rows.shape[1]} heads of size {rows.shape[2]}"
+            raise ValueError(f"{name} has {given}: the cache has {self.kv_heads} heads, and {size} is the size")
+        with np.errstate(over="ignore", invalid="ignore"):
+            return rows.astype(self.dtype, copy=False)
+
+    def _starts(self, name, given, rows_name, rows, sequences, one):
+        """Where the rows of each sequence begin, and the end."""
+        if one and given is not None:
+            raise ValueError(f"{name} is {given}: with one sequence, all of {rows_name} is its own")
+        if one:
+            return np.array([0, rows], np.int64)
+        if given is None:
+            if rows != sequences:
+                raise ValueError(
+                    f"{rows_name} has {rows} rows for {sequences} sequences: without {name} each must have one"
+                )
+            return np.arange(sequences + 1, dtype=np.int64)
+        numbers = starts(name, given, rows_name, rows)
+        if len(numbers) != sequences + 1:
+            raise ValueError(f"{name} has {len(numbers)} numbers for {sequences} sequences: it must have one more")
+        return numbers
+
+    # Pages.  The first ceil(length / page_size) of a sequence hold tokens and may be shared; those behind them were
+    # reserved, and are its own.
+
+    def _have(self, needed, tokens):
+        if needed > len(self._free):
+            raise MemoryError(
+                f"{tokens} tokens need {needed} more pages of {self.page_size}, and {len(self._free)} of "
+                f"{self.pages} are free: free or truncate sequences"
+            )
+
+    def _take(self, count):
+        kept = len(self._free) - count
+        taken = self._free[kept:][::-1]
+        del self._free[kept:]
+        for page in taken:
+            self._owners[page] = 1
+        return taken
+
+    def _release(self, pages):
+        for page in reversed(pages):
+            self._owners[page] -= 1
+            if not self._owners[page]:
+                self._free.append(page)
+
+    def _enter(self, state):
+        number = self._issued
+        self._issued += 1
+        self._sequences[number] = state
+        return number
+
+    def _grow(self, states, counts):
+        """Room for so many tokens more in pages that nobody shares; or MemoryError, and nothing has changed."""
+        size, owners = self.page_size, self._owners
+        growing, copying, left = [], [], {}
+        needed = 0
+        for state, count in zip(states, counts):
+            missing = -(-(state.length + count) // size) - len(state.pages)
+            if missing > 0:
+                growing.append((state, missing))
+                needed += missing
+            if count and state.length % size:
+                page = state.pages[state.length // size]
+                if owners[page] - left.get(page, 0) > 1:  # of those that share it, the last one keeps it
+                    left[page] = left.get(page, 0) + 1
+                    copying.append(state)
+        self._have(needed + len(copying), sum(counts))
+        for state, page in zip(copying, self._take(len(copying))):
+            index, used = divmod(state.length, size)
+            old = state.pages[index]
+            for pool in (self._keys, self._values):
+                pool[page, :, :used] = pool[old, :, :used]
+            state.pages[index] = page
+            owners[old] -= 1
+        for state, missing in growing:
+            state.pages.extend(self._take(missing))
+
+    def _write(self, states, begins, counts, key, value):
+        """The rows behind the tokens that are there; the pages are."""
+        size = self.page_size
+        single = [i for i, count in enumerate(counts) if count == 1]
+        if single:  # all at once: one token each is what decoding does
+            places = [divmod(states[i].length, size) for i in single]
+            pages = [states[i].pages[index] for i, (index, _) in zip(single, places)]
+            slots = [slot for _, slot in places]
+            rows = slice(None) if len(single) == len(key) else [begins[i] for i in single]
+            self._keys[pages, :, slots] = key[rows]
+            self._values[pages, :, slots] = value[rows]
+        for state, begin, count in zip(states, begins, counts):
+            if count > 1:
+                for pool, rows in ((self._keys, key), (self._values, value)):
+                    _write_run(pool, state.pages, state.length, rows[begin : begin + count])
+
+
+class _Sequence:
+    """`length` tokens; the numbers of its pages are an array, which grows in place."""
+
+    __slots__ = ("length", "pages")
+
+    def __init__(self, length, pages):
+        self.length, self.pages = length, pages
+
+
+def _write_run(pool, pages, length, rows):
+    """rows (M, G, size) as tokens `length` and following: the rest of a page, whole pages, the beginning of one."""
+    page_size = pool.shape[2]
+    index, slot = divmod(length, page_size)
+    first = min(-slot % page_size if slot else 0, len(rows))
+    if first:
+        pool[pages[index], :, slot : slot + first] = rows[:first].swapaxes(0, 1)
+        index += 1
+    whole, rest = divmod(len(rows) - first, page_size)
+    end = first + whole * page_size
+    if whole:
+        by_page = rows[first:end].reshape(whole, page_size, *rows.shape[1:]).swapaxes(1, 2)
+        pool[np.array(pages[index : index + whole])] = by_page
+    if rest:
+        pool[pages[index + whole], :, :rest] = rows[end:].swapaxes(0, 1)
+
+
+def _table(states):
+    """Pages of each sequence, in rows as long as the longest."""
+    counts = [len(state.pages) for state in states]
+    table = np.zeros((len(states), max(counts, default=0)), np.int64)
+    for row, count, state in zip(table, counts, states):
+        row[:count] = state.pages
+    return table
+
+
+def _rows(name, rows, one):
+    """Tokens first: of one sequence they are given heads first."""
+    if not one:
+        return packed_rows(name, rows)
+    rows = _float_array(name, rows)
+    if rows.ndim != 3:
+        raise ValueError(
+            f"{name} has shape {rows.shape}: for one sequence it must have three axes, (heads, tokens, size)"
+        )
+    return rows.swapaxes(0, 1)
+
+
+def _count(name, number, least=0):
+    try:
+        count = operator.index(None if isinstance(number, (bool, np.bool_)) else number)
+    except TypeError:
+        raise TypeError(f"{name} is {number!r}: it must be a whole number of {least} or more") from None
+    if count < least:
+        raise ValueError(f"{name} is {count}: it must be {least} or more")
+    return count
+
+
+def _dtype(given):
+    rule = f"it must be {' or '.join(FLOATS)}, in native byte order"
+    try:
+        dtype = np.dtype(given)
+    except TypeError:
+        raise TypeError(f"dtype is {given!r}: {rule}") from None
+    if given is None or not is_float(dtype):
+        raise TypeError(f"dtype is {given!r}: {rule}")
+    return dtype

@@ -1,0 +1,160 @@
+"""Rotary embedding: the checks of its arguments, and the call."""
+
+import contextlib
+import functools
+import math
+import operator
+
+import numpy as np
+
+from . import _core, _threads
+from ._problem import FLOATS, check_out, is_float, plain_array
+
+LIMIT = 2**53  # up to here float64 holds every whole number
+
+
+def rotary(x, positions, *, base=10000.0, interleaved=False, dim=None, out=None, threads=None):
+    """Turn each pair of features by an angle that is proportional to the position of its row.
+
+    Pair i of the `dim` first features is turned by `position * base ** (-2 * i / dim)`:
+
+        a, b  ->  a * cos - b * sin,  b * cos + a * sin
+
+    so that the product of a query and a key depends on how far apart they are, not on where.  Angles, cosines and sines
+    are computed in float64; the rotation is float32 (float64 for float64), rounded once to the dtype of x.
+
+    Parameters
+    ----------
+    x : (..., S, D), as in `attention`: (B, H, S, D), (H, S, D) or (S, D), or with more axes before H.  float16,
+        ml_dtypes.bfloat16, float32 or float64.
+    positions : whole or not, of any sign, below 2**53.
+
+            number      that of the first row; those that follow count on by 1
+            (S,)        of each row
+            (B, S)      of each row of each batch: for (B, H, S, D), the axes of x without those of heads and features
+            (B, H, S)   of each row of each head: the axes of x without that of features
+
+        In the last two, axes before S may be 1 and then serve all.  Two axes for (B, H, S, D) are always (B, S).
+    base : above 0.
+    interleaved : False: a pair is features i and i + dim / 2 (GPT-NeoX, LLaMA).  True: 2 i and 2 i + 1 (GPT-J).
+    dim : even.  The features from there on are copied.  Default: all of them.
+    out : the array to fill and return: x itself (in place), or one that does not overlap it.
+    threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
+
+    Returns
+    -------
+    An array like x, or `out`.  Negative positions, one for each row, turn back.
+
+    >>> import numpy as np, sdpa
+    >>> sdpa.rotary(np.array([[3.0, 4.0], [3.0, 4.0]]), [0, np.pi / 2]).round(6)
+    array([[ 3.,  4.],
+           [-4.,  3.]])
+    """
+    if type(x) is not np.ndarray or not _core.holds_floats(x):
+        x = plain_array("x", x)
+        if not is_float(x.dtype):
+            raise TypeError(f"x has dtype {x.dtype}: it must be {' or '.join(FLOATS)}, in native byte order")
+    if x.ndim < 2:
+        raise ValueError(f"x has shape {x.shape}: it must have at least two axes")
+    if interleaved is not True and interleaved is not False and not isinstance(interleaved, np.bool_):
+        raise TypeError(f"interleaved is {interleaved!r}: it must be True or False")
+    frequency = _frequencies(_base(base), _dim(dim, x))
+    first, rows = _positions(positions, x)
+    threads = 1 if threads is None and _core.rotates_alone(x) else _threads.count(threads)
+    if out is None:
+        out = np.empty_like(x, subok=False)
+    else:
+        _check_out(out, x, positions)
+    _core.rotate(x, out, rows, first, frequency, bool(interleaved), threads)
+    return out
+
+
+def _dim(dim, x):
+    size = x.shape[-1]
+    if dim is None:
+        if size % 2:
+            raise ValueError(f"x has shape {x.shape}: the last axis must be even, or dim given")
+        return size
+    try:
+        number = operator.index(None if isinstance(dim, (bool, np.bool_)) else dim)
+    except TypeError:
+        raise TypeError(f"dim is {dim!r}: it must be a whole number or None") from None
+    if number % 2 or not 0 <= number <= size:
+        raise ValueError(f"dim is {dim}: it must be even, and from 0 to the {size} features of x")
+    return number
+
+
+def _base(base):
+    try:
+        number = float(None if isinstance(base, (str, bytes, bool, np.bool_)) else base)
+    except (TypeError, ValueError):
+        raise TypeError(f"base is {base!r}: it must be a number") from None
+    except OverflowError:
+        number = math.inf
+    if not 0 < number < math.inf:
+        raise ValueError(f"base is {base}: it must be above 0 and finite")
+    return number
+
+
+@functools.lru_cache(16)
+def _frequencies(base, dim):
+    """base ** (-2 * i / dim), rounded once where the platform has a wider type."""
+    wide = np.longdouble
+    with np.errstate(all="ignore"):
+        frequency = (wide(base) ** (-np.arange(0, dim, 2).astype(wide) / wide(dim or 1))).astype(np.float64)
+        if not np.isfinite(frequency * LIMIT).all():
+            raise ValueError(f"base is {base}: it is so close to 0 that angles could be infinite")
+    frequency.flags.writeable = False
+    return frequency
+
+
+def _positions(positions, x):
+    """(position of the first row, None), or (0, positions as float64 in C order)."""
+    if type(positions) is int:
+        return _first(positions, positions, x)
+    numbers = plain_array("positions", positions)
+    if numbers.dtype.kind not in "iuf" and numbers.dtype.name != "bfloat16":
+        raise TypeError(f"positions has dtype {numbers.dtype}: it must hold numbers, whole or floating")
+    if numbers.ndim == 0:
+        return _first(numbers.item(), positions, x)
+    if not _fits(numbers.shape, x.shape):
+        *lead, size, _ = x.shape
+        shapes = list(dict.fromkeys([(size,), (*lead[:-1], size), (*lead, size)]))
+        raise ValueError(
+            f"positions has shape {numbers.shape} and x {x.shape}: it must be a number or have shape "
+            f"{' or '.join(map(str, shapes))}, where axes before the last may be 1"
+        )
+    with np.errstate(over="ignore") if numbers.itemsize > 8 else contextlib.nullcontext():
+        numbers = np.ascontiguousarray(numbers, np.float64)
+    if not _core.all_below(numbers, LIMIT):
+        raise ValueError(f"positions are {positions}: they must be above -2**53 and below 2**53")
+    return 0.0, numbers
+
+
+def _first(number, given, x):
+    if not -LIMIT < number < LIMIT - x.shape[-2]:
+        raise ValueError(f"positions is {given}: it must be above -2**53 and, with that of the last row, below 2**53")
+    return float(number), None
+
+
+def _fits(shape, of):
+    """Whether positions of `shape` are (S,), (*batches, S) or (*batches, heads, S) for an x of shape `of`."""
+    if shape[-1] != of[-2]:
+        return False
+    if len(shape) == 1:
+        return True
+    lead = of[:-2] if len(shape) == len(of) - 1 else of[: max(len(of) - 3, 0)]
+    return len(shape) == len(lead) + 1 and all(n == size or n == 1 for n, size in zip(shape, lead))
+
+
+def _check_out(out, x, positions):
+    positions = positions if isinstance(positions, np.ndarray) else None
+    if type(out) is np.ndarray and _core.takes_rotated(out, x, positions):
+        return
+    check_out(out, x.shape, x.dtype, {"positions": positions})
+    if out is not x and not _same_elements(out, x) and np.shares_memory(out, x):
+        raise ValueError("out overlaps x: it must be x itself, or not overlap it")
+
+
+def _same_elements(a, b):
+    return a.strides == b.strides and a.__array_interface__["data"][0] == b.__array_interface__["data"][0]

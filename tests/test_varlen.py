@@ -1,0 +1,416 @@
+"""Packed sequences: the oracle, `attention` on each sequence alone, edges and errors."""
+
+import inspect
+import itertools
+
+import numpy as np
+import pytest
+from conftest import (
+    DTYPES,
+    HALF,
+    KERNELS,
+    LAYOUTS,
+    PAIRS_OF_BFLOAT16,
+    WIDE,
+    allowed,
+    arithmetic,
+    assert_same_bits,
+    bfloat16,
+    exactly,
+    float16,
+    float32,
+    float64,
+    inf,
+    nan,
+    on_kernels,
+    rng,
+    units,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sdpa
+from sdpa import _kernels, reference
+
+Q_COUNTS, K_COUNTS = (3, 0, 40, 1, 5, 0, 19), (7, 4, 140, 33, 0, 0, 19)
+
+
+def cumulative(counts):
+    return np.cumsum([0, *counts])
+
+
+def draw_packed(q_counts=Q_COUNTS, k_counts=K_COUNTS, H=4, G=2, D=20, E=12, dtype=float32, seed=0):
+    """query, key, value, and the arguments that say where sequences begin."""
+    normal = rng(seed).standard_normal
+    query, others = dtype if isinstance(dtype, tuple) else (dtype, dtype)
+    T, U = sum(q_counts), sum(k_counts)
+    arrays = [normal(s).astype(of) for s, of in (((T, H, D), query), ((U, G, D), others), ((U, G, E), others))]
+    return arrays, dict(cu_seqlens_q=cumulative(q_counts), cu_seqlens_k=cumulative(k_counts))
+
+
+def judge_packed(out, lse, query, key, value, *, factor=2, floor=4, **options):
+    """`out` and `lse` are as accurate as NumPy in the dtype of the arithmetic."""
+    dtype, wide = query.dtype.type, arithmetic(query.dtype)
+    exact, exact_lse = reference.attention_varlen(query, key, value, return_lse=True, dtype=exactly(dtype), **options)
+    naive, naive_lse = reference.attention_varlen(query, key, value, return_lse=True, dtype=wide, **options)
+    scale = reference.attention_varlen(query, key, np.abs(value), dtype=exactly(dtype), **options)
+    assert out.dtype == dtype and lse.dtype == wide and out.shape == exact.shape and lse.shape == exact_lse.shape
+    rounded = dtype == bfloat16 and _kernels.default.name == PAIRS_OF_BFLOAT16
+    assert units(out, exact, scale, dtype) <= allowed(units(naive, exact, scale, wide), dtype, rounded, factor, floor)
+    blind = np.isneginf(exact_lse)
+    assert (np.isneginf(lse) == blind).all() and (out[blind] == 0).all()
+    seen = [np.where(blind, 0, x) for x in (lse, exact_lse, naive_lse)]
+    size = 1 + np.abs(seen[1])
+    assert units(seen[0], seen[1], size, wide) <= factor * units(seen[2], seen[1], size, wide) + floor
+
+
+# Options for H = 4, S sequences with `k` keys each, T queries, L keys of the longest.
+OPTIONS = {
+    "nothing": lambda T, L, k: {},
+    "causal": lambda T, L, k: dict(causal=True),
+    "window": lambda T, L, k: dict(window=(9, 2)),
+    "window of the past": lambda T, L, k: dict(window=(20, -2)),
+    "open window": lambda T, L, k: dict(window=(None, 3)),
+    "window, causal": lambda T, L, k: dict(window=(9, None), causal=True),
+    "offset": lambda T, L, k: dict(q_offset=2, causal=True),
+    "offset per sequence": lambda T, L, k: dict(q_offset=np.arange(len(k)) * 3 - 5, window=(8, 1)),
+    "huge offset": lambda T, L, k: dict(q_offset=2**62, window=(2**62, None)),
+    "length": lambda T, L, k: dict(kv_lengths=min(k), causal=True),
+    "lengths": lambda T, L, k: dict(kv_lengths=np.array(k) // 2, causal=True),
+    "lengths of all": lambda T, L, k: dict(kv_lengths=list(k)),
+    "mask": lambda T, L, k: dict(mask=rng(1).random((4, T, L)) < 0.6),
+    "mask of keys": lambda T, L, k: dict(mask=rng(2).random(L) < 0.6),
+    "mask of rows": lambda T, L, k: dict(mask=rng(3).random((T, 1)) < 0.6),
+    "bias": lambda T, L, k: dict(bias=rng(4).standard_normal((4, T, L))),
+    "bias of keys": lambda T, L, k: dict(bias=rng(8).standard_normal(L).astype(np.float16)),
+    "bias of heads": lambda T, L, k: dict(bias=rng(5).standard_normal((4, 1, L)).astype(np.float32)),
+    "bias that hides": lambda T, L, k: dict(bias=np.where(rng(6).random((T, L)) < 0.4, -inf, 0.5)),
+    "scale": lambda T, L, k: dict(scale=0.3),
+    "softcap": lambda T, L, k: dict(softcap=1.5),
+    "sinks": lambda T, L, k: dict(sinks=np.linspace(-3, 6, 4)),
+    "alibi": lambda T, L, k: dict(alibi_slopes=np.linspace(-0.05, 0.5, 4)),
+    "alibi per sequence": lambda T, L, k: dict(alibi_slopes=rng(7).random((len(k), 4)), causal=True),
+    "alibi, offset": lambda T, L, k: dict(alibi_slopes=np.full(4, 0.1), q_offset=-3),
+}
+EVERYTHING = (
+    "mask of keys", "bias", "window", "lengths", "scale", "softcap", "sinks", "alibi per sequence",
+    "offset per sequence",
+)  # fmt: skip
+
+
+def options_for(query, k_counts, *names):
+    together = {}
+    for name in names:
+        together |= OPTIONS[name](len(query), max(k_counts), k_counts)
+    return together
+
+
+def check(arrays, **options):
+    out, lse = sdpa.attention_varlen(*arrays, return_lse=True, **options)
+    judge_packed(out, lse, *arrays, **options)
+
+
+@on_kernels(WIDE, HALF, half="best")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option(kernel, dtype, name):
+    arrays, where = draw_packed(dtype=dtype)
+    check(arrays, **where, **options_for(arrays[0], K_COUNTS, name))
+
+
+@on_kernels(DTYPES)
+def test_everything_at_once(kernel, dtype):
+    arrays, where = draw_packed(dtype=dtype)
+    check(arrays, **where, **options_for(arrays[0], K_COUNTS, *EVERYTHING))
+
+
+@pytest.mark.parametrize("name", ["nothing", "causal", "window", "lengths", "bias of keys"])
+def test_few_queries_and_many_keys(kernel, name):
+    counts = (1, 300, 1000, 0, 129)
+    arrays, where = draw_packed((1, 1, 2, 1, 1), counts, H=8, D=64, E=64)
+    check(arrays, **where, **options_for(arrays[0], counts, name))
+
+
+def one_by_one(function, query, key, value, q_counts, k_counts, **per_sequence):
+    """`function` on each sequence alone, packed again."""
+    queries, keys = ([slice(*ends) for ends in itertools.pairwise(cumulative(x))] for x in (q_counts, k_counts))
+    results = [
+        function(
+            *(x[part].swapaxes(0, 1) for x, part in ((query, q), (key, k), (value, k))),
+            return_lse=True, **{name: option(b, q, k) for name, option in per_sequence.items()},
+        )
+        for b, (q, k) in enumerate(zip(queries, keys))
+    ]  # fmt: skip
+    return np.concatenate([x.swapaxes(0, 1) for x, _ in results]), np.concatenate([x.T for _, x in results])
+
+
+# Rows are computed by the same engine, whatever else is in the call, where all sequences have few or all have many.
+ALIKE = {
+    "few": ((1, 2, 1, 0, 2), (300, 2, 17, 5, 0)),
+    "many": ((40, 33, 70), (40, 200, 33)),
+}
+
+
+@on_kernels(WIDE, HALF)
+@pytest.mark.parametrize("q_counts, k_counts", ALIKE.values(), ids=ALIKE)
+def test_bits_of_each_sequence_alone(kernel, dtype, q_counts, k_counts):
+    arrays, where = draw_packed(q_counts, k_counts, dtype=dtype)
+    T, L, S = sum(q_counts), max(k_counts), len(q_counts)
+    mask, bias = rng(1).random((4, T, L)) < 0.7, rng(2).standard_normal((T, L)).astype(dtype)
+    slopes, offsets, lengths = rng(3).random((S, 4)), np.arange(S) * 7 - 2, np.array(k_counts) * 2 // 3
+    together = sdpa.attention_varlen(
+        *arrays, **where, causal=True, mask=mask, bias=bias, alibi_slopes=slopes, q_offset=offsets, kv_lengths=lengths,
+        sinks=np.ones(4), return_lse=True,
+    )  # fmt: skip
+    alone = one_by_one(
+        sdpa.attention, *arrays, q_counts, k_counts, causal=lambda b, q, k: True, sinks=lambda b, q, k: np.ones(4),
+        mask=lambda b, q, k: mask[:, q, : k.stop - k.start], bias=lambda b, q, k: bias[q, : k.stop - k.start],
+        alibi_slopes=lambda b, q, k: slopes[b], q_offset=lambda b, q, k: offsets[b],
+        kv_lengths=lambda b, q, k: lengths[b],
+    )  # fmt: skip
+    for actual, expected in zip(together, alone):
+        assert_same_bits(actual, expected)
+
+
+def test_default_offset_lets_the_last_query_see_the_last_key(kernel):
+    arrays, where = draw_packed((3, 20), (9, 11))
+    alone = one_by_one(sdpa.attention, *arrays, (3, 20), (9, 11), causal=lambda *_: True)
+    for actual, expected in zip(sdpa.attention_varlen(*arrays, **where, causal=True, return_lse=True), alone):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_keys_lie_as_queries_by_default(kernel):
+    (query, key, value), where = draw_packed((4, 0, 30), (4, 0, 30))
+    for actual, expected in zip(
+        sdpa.attention_varlen(query, key, value, cu_seqlens_q=where["cu_seqlens_q"], causal=True, return_lse=True),
+        sdpa.attention_varlen(query, key, value, **where, causal=True, return_lse=True),
+    ):
+        assert_same_bits(actual, expected)
+
+
+COUNTS = st.integers(0, 6) | st.sampled_from([0, 0, 1, 1, 15, 16, 17, 33, 65, 129])
+SIDE = st.none() | st.integers(-3, 8) | st.sampled_from([-140, 40, 130, 2**40, -(2**62)])
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS, indirect=True)
+@settings(
+    max_examples=120, deadline=None, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)  # fmt: skip
+@given(st.data())
+def test_any_lengths(kernel, data):
+    choose = data.draw
+    S = choose(st.integers(0, 6))
+    q_counts, k_counts = (tuple(choose(st.lists(COUNTS, min_size=S, max_size=S))) for _ in range(2))
+    G = choose(st.integers(1, 3))
+    H, D, E = G * choose(st.integers(1, 4)), choose(st.integers(1, 20)), choose(st.integers(0, 20))
+    dtype = choose(st.sampled_from([float32, float64, float16, bfloat16, (float32, bfloat16)]))
+    arrays, where = draw_packed(q_counts, k_counts, H, G, D, E, dtype, choose(st.integers(0, 99)))
+    arrays = [
+        choose(st.sampled_from([np.ascontiguousarray, np.asfortranarray, LAYOUTS["heads inside"]]))(x) for x in arrays
+    ]
+    T, L, r = sum(q_counts), max(k_counts, default=0), rng(choose(st.integers(0, 99)))
+    optional = dict(
+        mask=st.just(r.random(choose(st.sampled_from([(H, T, L), (T, L), (L,), (H, 1, 1)]))) < 0.7),
+        bias=st.just(r.standard_normal(choose(st.sampled_from([(H, T, L), (T, 1), (H, 1, L)]))).astype(np.float32)),
+        causal=st.booleans(),
+        window=st.none() | st.tuples(SIDE, SIDE),
+        q_offset=st.integers(-70, 140) | st.just(r.integers(-70, 140, S)),
+        kv_lengths=st.just(min(k_counts, default=0)) | st.just(r.integers(0, np.array(k_counts, int) + 1)),
+        scale=st.none() | st.floats(-2, 2),
+        softcap=st.none() | st.floats(0.1, 50),
+        sinks=st.just(r.standard_normal(H)) | st.just(r.standard_normal((S, H))),
+        alibi_slopes=st.just(r.random(H)) | st.just(r.random((S, H))),
+        threads=st.none() | st.integers(1, 3),
+    )
+    options = choose(st.fixed_dictionaries({}, optional=optional))
+    out, lse = sdpa.attention_varlen(*arrays, **where, return_lse=True, **options)
+    judge_packed(out, lse, *arrays, factor=4, floor=20, **where, **options)
+
+
+# Edges.
+
+
+def test_no_sequences():
+    arrays, _ = draw_packed((), ())
+    out, lse = sdpa.attention_varlen(*arrays, cu_seqlens_q=[0], return_lse=True)
+    assert out.shape == (0, 4, 12) and lse.shape == (0, 4)
+
+
+@pytest.mark.parametrize("empty", [dict(H=0, G=0), dict(H=0), dict(D=0), dict(E=0)], ids=str)
+def test_empty_axes(empty):
+    arrays, where = draw_packed((2, 1), (3, 0), **empty)
+    out, lse = sdpa.attention_varlen(*arrays, **where, return_lse=True)
+    assert out.shape == (3, arrays[0].shape[1], arrays[2].shape[2]) and (out == 0).all()
+    if "D" in empty:
+        assert np.isneginf(lse).all()
+
+
+def test_queries_without_keys_get_zeros(kernel):
+    arrays, where = draw_packed((3, 30, 2), (0, 0, 0))
+    out, lse = sdpa.attention_varlen(*arrays, **where, return_lse=True, sinks=np.ones(4))
+    assert (out == 0).all() and np.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("q_counts", [(1, 1, 2), (20, 40, 17)], ids=["few", "many"])
+def test_what_is_past_the_length_and_in_other_sequences_does_not_matter(kernel, q_counts):
+    k_counts, lengths = (40, 150, 33), np.array([13, 0, 33])
+    (query, key, value), where = draw_packed(q_counts, k_counts)
+    clean = sdpa.attention_varlen(query, key, value, **where, kv_lengths=lengths, return_lse=True)
+    key[13:190] = value[13:190] = nan
+    for actual, expected in zip(
+        sdpa.attention_varlen(query, key, value, **where, kv_lengths=lengths, return_lse=True), clean
+    ):
+        assert_same_bits(actual, expected)
+    spoilt = sdpa.attention_varlen(query, key, value, **where, kv_lengths=[14, 0, 33])
+    assert np.isnan(spoilt[: q_counts[0]]).all() and np.isfinite(spoilt[q_counts[0] :]).all()
+
+
+@pytest.mark.parametrize("q_counts, k_counts", ALIKE.values(), ids=ALIKE)
+def test_threads_do_not_change_bits(q_counts, k_counts):
+    arrays, where = draw_packed(q_counts, k_counts, D=64, E=64)
+    one, *more = (
+        sdpa.attention_varlen(*arrays, **where, causal=True, return_lse=True, threads=n) for n in (1, 2, 3, None)
+    )
+    for result in more:
+        for actual, expected in zip(result, one):
+            assert_same_bits(actual, expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_layouts(layout):
+    arrays, where = draw_packed()
+    arrays = [layout(x) for x in arrays]
+    copies = [np.ascontiguousarray(x) for x in arrays]
+    assert_same_bits(
+        sdpa.attention_varlen(*arrays, **where, causal=True),
+        sdpa.attention_varlen(*copies, **where, causal=True),
+    )
+
+
+def test_heads_outside_cost_no_copy_and_stay_outside():
+    arrays, where = draw_packed()
+    views = [np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1) for x in arrays]
+    out = sdpa.attention_varlen(*views, **where)
+    assert out.swapaxes(0, 1).flags.c_contiguous
+    assert_same_bits(out, sdpa.attention_varlen(*arrays, **where))
+
+
+def test_out_is_filled_and_returned(kernel):
+    arrays, where = draw_packed()
+    wide = np.full((sum(Q_COUNTS), 4, 24), 77, float32)
+    out = wide[:, :, ::2]
+    assert sdpa.attention_varlen(*arrays, **where, out=out) is out
+    assert_same_bits(out, sdpa.attention_varlen(*arrays, **where))
+    assert (wide[:, :, 1::2] == 77).all()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.int32, np.int64, np.uint8, np.uint64], ids=lambda kind: kind.__name__)
+def test_cumulative_lengths_of_any_integer_kind(kind):
+    arrays, where = draw_packed()
+    given = {name: kind(x.tolist()) if kind in (list, tuple) else x.astype(kind) for name, x in where.items()}
+    assert_same_bits(sdpa.attention_varlen(*arrays, **given), sdpa.attention_varlen(*arrays, **where))
+
+
+def test_inputs_are_not_written():
+    arrays, where = draw_packed()
+    for x in (*arrays, *where.values()):
+        x.flags.writeable = False
+    before = [x.copy() for x in arrays]
+    sdpa.attention_varlen(*arrays, **where, causal=True)
+    assert all((x == y).all() for x, y in zip(arrays, before))
+
+
+# Errors: the name, the values and the rule.
+
+A = np.ones((6, 4, 8), float32)  # query
+K = np.ones((9, 2, 8), float32)
+V = np.ones((9, 2, 5), float32)
+QS, KS = [0, 2, 6], [0, 9, 9]
+
+ERRORS = {
+    "query of two axes": (ValueError, r"query has shape \(6, 4\): .*three axes", dict(query=A[..., 0])),
+    "key of integers": (TypeError, "key has dtype int64", dict(key=np.ones((9, 2, 8), int))),
+    "key wider": (TypeError, "value has dtype float64.*not be wider than query", dict(value=V.astype(float64))),
+    "halves meet": (TypeError, "must not meet", dict(key=K.astype(float16), value=V.astype(bfloat16))),
+    "other sizes": (ValueError, r"\(6, 4, 8\) and key \(9, 2, 7\): the last axes", dict(key=K[..., :7])),
+    "other values": (ValueError, r"key has shape \(9, 2, 8\) and value \(8, 2, 5\)", dict(value=V[:8])),
+    "heads": (ValueError, "query has 3 heads and key has 2", dict(query=A[:, :3])),
+    "no end": (ValueError, r"cu_seqlens_q is \[0, 2, 5\]: .*to the 6 rows of query", dict(cu_seqlens_q=[0, 2, 5])),
+    "no start": (ValueError, r"cu_seqlens_q is \[1, 2, 6\]: it must go from 0", dict(cu_seqlens_q=[1, 2, 6])),
+    "falling": (ValueError, r"cu_seqlens_k is \[0, 10, 9\]: .*never falling", dict(cu_seqlens_k=[0, 10, 9])),
+    "below 0": (ValueError, "cu_seqlens_k.*never falling", dict(cu_seqlens_k=[0, -1, 9])),
+    "two axes": (ValueError, r"cu_seqlens_q has shape \(1, 3\)", dict(cu_seqlens_q=[QS])),
+    "nothing": (ValueError, r"cu_seqlens_q has shape \(0,\)", dict(cu_seqlens_q=[])),
+    "one number": (ValueError, r"cu_seqlens_q has shape \(\)", dict(cu_seqlens_q=6)),
+    "fractions": (TypeError, "cu_seqlens_q has dtype float64", dict(cu_seqlens_q=[0.0, 6.0])),
+    "booleans": (TypeError, "cu_seqlens_q has dtype bool", dict(cu_seqlens_q=[False, True])),
+    "unequal": (ValueError, "cu_seqlens_q has 2 numbers and cu_seqlens_k 3", dict(cu_seqlens_q=[0, 6])),
+    "no keys' lengths": (ValueError, "query has 6 rows and key 9: without cu_seqlens_k", dict(cu_seqlens_k=None)),
+    "mask of floats": (TypeError, "mask has dtype float64.*bias", dict(mask=np.ones((6, 9)))),
+    "mask of all keys": (ValueError, r"mask has shape \(5, 9\).*\(4, 6, 9\)", dict(mask=np.ones((5, 9), bool))),
+    "bias of booleans": (TypeError, "bias has dtype bool.*mask", dict(bias=np.ones((6, 9), bool))),
+    "bias too long": (ValueError, r"bias has shape \(6, 8\).*\(4, 6, 9\)", dict(bias=np.ones((6, 8)))),
+    "lengths": (ValueError, r"kv_lengths are \[9, 1\].*\[9 0\]", dict(kv_lengths=[9, 1])),
+    "length": (ValueError, "kv_lengths are 1", dict(kv_lengths=1)),
+    "length below 0": (ValueError, "kv_lengths are -1", dict(kv_lengths=-1)),
+    "many lengths": (ValueError, r"kv_lengths has shape \(3,\).*\(2,\)", dict(kv_lengths=[0, 0, 0])),
+    "offsets": (ValueError, r"q_offset has shape \(3,\).*\(2,\)", dict(q_offset=[0, 0, 0])),
+    "offset of a fraction": (TypeError, "q_offset has dtype float64", dict(q_offset=0.5)),
+    "causal": (TypeError, "causal is 1", dict(causal=1)),
+    "window": (TypeError, "window is 3", dict(window=3)),
+    "scale": (TypeError, "scale is 'x'", dict(scale="x")),
+    "softcap": (ValueError, "softcap is 0", dict(softcap=0)),
+    "sinks": (ValueError, r"sinks has shape \(3,\)", dict(sinks=np.ones(3))),
+    "slopes": (ValueError, r"alibi_slopes has shape \(3, 4\)", dict(alibi_slopes=np.ones((3, 4)))),
+    "threads": (ValueError, "threads is 0", dict(threads=0)),
+    "out of a shape": (ValueError, r"out has shape \(6, 4, 8\)", dict(out=np.zeros((6, 4, 8), float32))),
+    "out of a dtype": (ValueError, "dtype float64", dict(out=np.zeros((6, 4, 5)))),
+}
+
+
+@pytest.mark.parametrize("error, message, changed", ERRORS.values(), ids=ERRORS)
+def test_errors(error, message, changed):
+    out = np.full((6, 4, 5), 77, float32)
+    arguments = dict(query=A, key=K, value=V, cu_seqlens_q=QS, cu_seqlens_k=KS, out=out) | changed
+    with pytest.raises(error, match=message):
+        sdpa.attention_varlen(**arguments)
+    assert (out == 77).all()
+
+
+@pytest.mark.parametrize("name", ["query", "cu_seqlens_q", "bias", "sinks"])
+def test_out_must_not_overlap(name):
+    memory = np.zeros(6 * 4 * 8 + 10, float64)
+    out = memory[: 6 * 4 * 5].reshape(6, 4, 5)
+    wide = [x.astype(float64) for x in (A, K, V)]
+    overlapping = {
+        "query": memory[: 6 * 4 * 8].reshape(6, 4, 8),
+        "cu_seqlens_q": memory.view(np.int64)[:3],
+        "bias": memory[:9],
+        "sinks": memory[:4],
+    }[name]
+    if name == "cu_seqlens_q":
+        overlapping[:] = QS
+    arguments = dict(query=wide[0], key=wide[1], value=wide[2], cu_seqlens_q=QS, cu_seqlens_k=KS, out=out)
+    with pytest.raises(ValueError, match=f"out overlaps {name}"):
+        sdpa.attention_varlen(**arguments | {name: overlapping})
+
+
+def test_signature():
+    own = inspect.signature(sdpa.attention_varlen).parameters
+    attention = inspect.signature(sdpa.attention).parameters
+    assert own.keys() - attention.keys() == {"cu_seqlens_q", "cu_seqlens_k"}
+    assert attention.items() <= own.items()
+    oracle = dict(inspect.signature(reference.attention_varlen).parameters)
+    assert oracle.pop("dtype").default is None
+    assert oracle == dict(own)
+
+
+# The oracle itself.
+
+
+def test_the_oracle_is_a_loop_over_sequences():
+    arrays, where = draw_packed((2, 0, 3), (4, 1, 0))
+    actual = reference.attention_varlen(*arrays, **where, causal=True, return_lse=True)
+    alone = one_by_one(reference.attention, *arrays, (2, 0, 3), (4, 1, 0), causal=lambda *_: True)
+    for x, y in zip(actual, alone):
+        np.testing.assert_array_equal(x, y)
