@@ -23,7 +23,10 @@ static inline real read_one(const char *at, int dtype)
     }
 }
 
-static inline ALWAYS_INLINE int size_of(int dtype) { return dtype == SDPA_FLOAT64 ? 8 : dtype == SDPA_FLOAT32 ? 4 : 2; }
+static inline ALWAYS_INLINE int size_of(int dtype)
+{
+    return dtype == SDPA_FLOAT64 ? 8 : dtype == SDPA_FLOAT32 ? 4 : dtype == SDPA_INT8 ? 1 : 2;
+}
 
 /* VL elements that lie side by side, of any dtype but one wider than `real`. */
 static inline ALWAYS_INLINE vf read_adjacent(const char *at, int dtype)
@@ -106,8 +109,8 @@ typedef struct {
     int dtype;
 } operand;
 
-/* Where row `key` of the block lies; `rows_at` is row 0 of all (or of page 0).  *end is lowered to the last row (counted
- * from the block's first) that follows it in memory. */
+/* Where row `key` of the block lies; `rows_at` is row 0 of all (or of page 0).  *end is lowered to the last row
+ * (counted from the block's first) that follows it in memory. */
 static inline const char *row_address(const sdpa_problem *p, const sdpa_array *array, const char *rows_at,
                                       const sdpa_task *t, int key, int *end)
 {

@@ -106,8 +106,8 @@ static inline ALWAYS_INLINE uint32_t choose(int condition, uint32_t yes, uint32_
     return (yes & mask) | (no & ~mask);
 }
 
-/* As in half.h but without branches, for which compilers do not vectorise: all cases are computed, one is chosen.  (A NaN
- * becomes quiet when it is rotated.) */
+/* As in half.h but without branches, for which compilers do not vectorise: all cases are computed, one is chosen.
+ * (A NaN becomes quiet when it is rotated.) */
 static inline ALWAYS_INLINE float widened(uint16_t half)
 {
     const uint32_t sign = (uint32_t)(half & 0x8000) << 16, size = (uint32_t)(half & 0x7fff) << 13;

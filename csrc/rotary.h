@@ -1,7 +1,7 @@
 /* Rotary embedding: what Cython fills in, and what rotary.c works on.
  *
- * A position turns each pair of features by an angle of its own, position * frequency.  Cosine and sine are computed once
- * for a block of positions, and used for all heads that share it. */
+ * A position turns each pair of features by an angle of its own, position * frequency.  Cosine and sine are computed
+ * once for a block of positions, and used for all heads that share it. */
 #ifndef SDPA_ROTARY_H
 #define SDPA_ROTARY_H
 

@@ -47,7 +47,7 @@ typedef struct {
      * longest, and kv_lengths is given.  NULL: each batch is an element of the batch axis. */
     const int64_t *q_starts; /* (B + 1) */
     const int64_t *k_starts; /* (B), or NULL where keys lie in pages */
-    /* Key j of batch b is row j % page_size of page pages[b * page_columns + j / page_size], the batch axis of K and V. */
+    /* Key j of batch b is row j % page_size of page pages[b * page_columns + j / page_size]: of the batch axis. */
     const int64_t *pages;
     int64_t page_columns, page_size;
 
@@ -126,6 +126,7 @@ typedef struct {
     void *q;                     /* [D][R]; few rows: [R][D]; pairs: [D/2][R] */
     void *s;                     /* [block_keys][R]: scores, then weights; pairs of weights: [block_keys/2][R] */
     void *o;                     /* [E][R]; few rows: [R][E]: sums of weight * value */
+    void *block_o;               /* few rows: [R][E]: the sums over the block */
     void *high;                  /* [R]: largest score of the block */
     void *max, *sum, *shrink;    /* [R] */
     void *kept;                  /* [R]; pairs: sum of the rounded weights */

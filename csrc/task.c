@@ -46,11 +46,11 @@ static int64_t cut_into_bundles(const sdpa_problem *p, const sdpa_kernel *kernel
 
 /* Few rows: parts of the keys, which are summed on their own and then joined in their order.  Their number depends on
  * the number of keys alone, and so do the bits, whoever computes them; it is bounded, as is then the memory for their
- * sums. */
-static int64_t cut_into_parts(const sdpa_kernel *kernel, int64_t kv_len)
+ * sums.  attention_weights goes through the keys twice, and takes them whole. */
+static int64_t cut_into_parts(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t kv_len)
 {
     enum { KEYS = 1024, MOST = 64 };
-    return kernel->join ? clip64(kv_len / KEYS, 1, MOST) : 1;
+    return kernel->join && !p->weights.data ? clip64(kv_len / KEYS, 1, MOST) : 1;
 }
 
 /* Where batches are elements of an axis, all are cut alike, as if each had all keys. */
@@ -60,7 +60,7 @@ static sdpa_cut cut_head(const sdpa_problem *p, const sdpa_kernel *kernel, int64
     if (rows < p->fewest_rows || rows > p->most_rows || rows == 0) return (sdpa_cut){0, 0, 0};
     const int64_t tasks = cut_into_tasks(p, kernel, q_len);
     const int64_t kv_len = p->q_starts ? p->kv_lengths[batch] : p->kv_len;
-    return (sdpa_cut){tasks, cut_into_bundles(p, kernel, tasks), cut_into_parts(kernel, kv_len)};
+    return (sdpa_cut){tasks, cut_into_bundles(p, kernel, tasks), cut_into_parts(p, kernel, kv_len)};
 }
 
 static int64_t units_of_head(const sdpa_problem *p, sdpa_cut cut) { return p->split ? cut.parts : cut.bundles; }
@@ -121,7 +121,7 @@ sdpa_unit sdpa_find_unit(const sdpa_problem *p, const sdpa_kernel *kernel, int64
     const int64_t per_head = units_of_head(p, found.cut), head = unit / per_head;
     found.index = unit % per_head;
     if (!p->q_starts) found.batch = head / p->kv_heads;
-    if (p->kv_lengths) found.cut.parts = cut_into_parts(kernel, p->kv_lengths[found.batch]); /* its own, not more */
+    if (p->kv_lengths) found.cut.parts = cut_into_parts(p, kernel, p->kv_lengths[found.batch]); /* its own, not more */
     found.kv_head = head % p->kv_heads;
     return found;
 }
@@ -353,11 +353,13 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
     sdpa_copied *copied = take(&at, 2, sizeof *copied);
     void *s = take(&at, keys * rows, bytes), *visible = take(&at, keys * rows, bytes);
     void *high = take(&at, rows, bytes);
+    void *block_o = kernel->join ? take(&at, value_dim * rows, bytes) : NULL;
     void *key_copy = take(&at, keys * dim, bytes), *value_copy = take(&at, keys * value_dim, bytes);
     for (int i = 0; i < tasks; ++i) {
         t[i].copied = copied;
         t[i].s = s, t[i].visible = visible;
         t[i].high = high;
+        t[i].block_o = block_o;
         t[i].key_copy = key_copy, t[i].value_copy = value_copy;
         t[i].shrink = take(&at, rows, bytes);
         t[i].q = take(&at, dim * rows, bytes);

@@ -45,7 +45,15 @@ def attend(
     page_size: int = 0,
 ) -> None: ...
 def attend_plain(
-    kernel: Kernel, query: Any, key: Any, value: Any, causal: bool, threads_of: Callable[[None], int]
+    kernel: Kernel,
+    query: Any,
+    key: Any,
+    value: Any,
+    causal: bool,
+    threads_of: Callable[[None], int],
+    key_scale: NDArray[np.float32] | None = None,
+    value_scale: NDArray[np.float32] | None = None,
+    group: int = 0,
 ) -> NDArray[Any] | None: ...
 def is_small(batches: int, heads: int, q_len: int, kv_len: int, dim: int, value_dim: int) -> bool: ...
 def know_bfloat16(dtype: np.dtype[Any]) -> None: ...

@@ -56,7 +56,9 @@ cdef void write_weights(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_t
         key += p.block_keys
 
 
-cdef void attend_carefully(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *tasks, int count) noexcept nogil:
+cdef void attend_carefully(
+    const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *tasks, int count
+) noexcept nogil:
     """A hidden key weighs 0, but 0 * NaN is NaN: where NaN or inf came out and anything was hidden, again with care."""
     cdef int i
     attend_blocks(p, kernel, tasks, count, kernel.accumulate)
@@ -104,7 +106,6 @@ cdef void join_parts(
     """A task whose keys are cut into parts, from the first part's sums in `t` on: the others lie in `sums`, or are
     computed here where that is NULL.  Either way they join in their order, and so give the same bits."""
     cdef sdpa_task other[2]
-    cdef sdpa_span keys
     cdef int64_t part
     sdpa_lay_out_scratch(p, kernel, scratch, other, 2)
     for part in range(1, unit.cut.parts):
@@ -346,7 +347,8 @@ def attend(
 ):
     """Checked arguments in, `out` (or `weights`) and `lse` filled.  Arrays are 4-D, lse (B, H, M, 1); None: absent.
 
-    key_scale, value_scale : (B, G, N, groups) float32, adjacent, where key and value are int8; `group` a power of 2.
+    key_scale, value_scale : (B, G, N, groups) float32, adjacent, where key and value are int8; `group` a power of 2,
+        32 or more.
     q_starts : (S + 1).  Then query, out, mask, bias, lse are (1, H, T, ...), sequence after sequence; every other array
     of numbers has S, and kv_lengths, q_offset are given.  With k_starts (S) key and value are (1, G, T, ...), too; with
     `pages` (S, columns) key and value are pools (pages, G, page_size, ...).
@@ -386,10 +388,7 @@ def attend(
     p.scale = scale
     p.softcap = softcap
     if key_scale is not None:
-        p.key_scale = array_of(key_scale)
-        p.value_scale = array_of(value_scale)
-        while 1 << p.group_shift < group:
-            p.group_shift += 1
+        set_scales(&p, key_scale, value_scale, group)
     if q_starts is not None:
         set_sequences(&p, q_starts, kv_lengths)
         if k_starts is not None:
@@ -399,6 +398,12 @@ def attend(
         unit_starts = np.empty(q_starts.shape[0], np.int64)
         p.unit_starts = &unit_starts[0]
     run_all(&p, kernel, threads)
+
+
+cdef void set_scales(sdpa_problem *p, cnp.ndarray key_scale, cnp.ndarray value_scale, int group) noexcept:
+    p.key_scale, p.value_scale = array_of(key_scale), array_of(value_scale)
+    while 1 << p.group_shift < group:
+        p.group_shift += 1
 
 
 cdef void set_sequences(sdpa_problem *p, const int64_t[::1] q_starts, const int64_t[::1] kv_lengths) noexcept:
@@ -457,15 +462,28 @@ def know_bfloat16(dtype):
     bfloat16_number = dtype.num
 
 
-cdef bint is_plain(cnp.ndarray query, cnp.ndarray key, cnp.ndarray value) noexcept:
-    """Equal ranks of 2 to 4, one native dtype of ours, sizes that fit without broadcasting, query in C order."""
+cdef bint is_half(int type_num) noexcept:
+    return type_num == cnp.NPY_FLOAT16 or type_num == bfloat16_number
+
+
+cdef bint may_meet(int query, int key, bint scaled) noexcept:
+    """Whether a key of one type number may serve a query of the other."""
+    if query != cnp.NPY_FLOAT and query != cnp.NPY_DOUBLE and not is_half(query):
+        return False
+    if scaled:
+        return key == cnp.NPY_INT8
+    if query == key:
+        return True
+    return query == cnp.NPY_DOUBLE and key == cnp.NPY_FLOAT or not is_half(query) and is_half(key)
+
+
+cdef bint is_plain(cnp.ndarray query, cnp.ndarray key, cnp.ndarray value, bint scaled) noexcept:
+    """Equal ranks of 2 to 4, native dtypes of ours, sizes that fit without broadcasting, query in C order."""
     cdef int n = cnp.PyArray_NDIM(query), axis
     cdef int type_num = cnp.PyArray_TYPE(query)
     if n < 2 or n > 4 or cnp.PyArray_NDIM(key) != n or cnp.PyArray_NDIM(value) != n:
         return False
-    if type_num not in (cnp.NPY_FLOAT, cnp.NPY_DOUBLE, cnp.NPY_FLOAT16) and type_num != bfloat16_number:
-        return False
-    if cnp.PyArray_TYPE(key) != type_num or cnp.PyArray_TYPE(value) != type_num:
+    if cnp.PyArray_TYPE(key) != cnp.PyArray_TYPE(value) or not may_meet(type_num, cnp.PyArray_TYPE(key), scaled):
         return False
     if not (cnp.PyArray_ISCARRAY_RO(query) and cnp.PyArray_ISBEHAVED_RO(key) and cnp.PyArray_ISBEHAVED_RO(value)):
         return False
@@ -508,10 +526,13 @@ def quantise(
     return finite
 
 
-def attend_plain(Kernel kernel not None, query, key, value, bint causal, threads_of):
+def attend_plain(
+    Kernel kernel not None, query, key, value, bint causal, threads_of,
+    cnp.ndarray key_scale=None, cnp.ndarray value_scale=None, int group=0,
+):
     """The whole of `attention` for arrays that need no normalising and no option but `causal`: None where that is
     not so.  Nothing is checked here that _problem.py does not check too; this exists because a small call takes
-    less time than the checks in Python."""
+    less time than the checks in Python.  Scales are given with int8 (see `attend`), of as many axes."""
     cdef sdpa_problem p
     cdef cnp.ndarray out
     cdef cnp.npy_intp shape[4]
@@ -519,7 +540,7 @@ def attend_plain(Kernel kernel not None, query, key, value, bint causal, threads
     cdef int64_t end_shift
     if type(query) is not cnp.ndarray or type(key) is not cnp.ndarray or type(value) is not cnp.ndarray:
         return None
-    if not is_plain(query, key, value):
+    if not is_plain(query, key, value, key_scale is not None):
         return None
     memset(&p, 0, sizeof(p))
     n = cnp.PyArray_NDIM(query)
@@ -537,6 +558,8 @@ def attend_plain(Kernel kernel not None, query, key, value, bint causal, threads
         end_shift = p.kv_len - p.q_len + 1
         p.end_shift = &end_shift
     p.scale = 1 / sqrt(<double>p.dim)
+    if key_scale is not None:
+        set_scales(&p, key_scale, value_scale, group)
     if not few_products(p.batches, p.heads, p.q_len, p.kv_len, p.dim + p.value_dim):
         threads = threads_of(None)
     run_all(&p, kernel, threads)
@@ -580,7 +603,7 @@ cdef void share_axes(sdpa_rotary *r, cnp.ndarray x, cnp.ndarray out, cnp.ndarray
 cdef int64_t ROTARY_ROWS = 128, ROTARY_TABLE = 64 << 10  # bytes
 # Computing cosine and sine of an angle takes as long as turning some pairs by it, hence not fewer heads for a task.
 cdef int64_t ROTARY_HEADS = 16
-# Below this many elements a call runs on the caller's thread.  Measured: 65,536 take 14 µs on one thread and 12 on two.
+# Below this many elements a call runs on the caller's thread.  Measured: 65,536 take 14 µs on one and 12 on two.
 cdef int64_t ROTARY_SMALL = 1 << 17
 
 

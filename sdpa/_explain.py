@@ -80,6 +80,9 @@ def _reasons(problem, kernel, plan):
         yield f"pairs of bfloat16 are multiplied; V is interleaved a block at a time, for {plan.bundle} tasks at once"
     elif plan.converted:
         yield f"K or V is copied to vectors a block at a time, for {plan.bundle} tasks at once"
+    if plan.parts > 1:
+        shared = ", shared by the threads," if plan.parts_shared else ""
+        yield f"the keys are cut into {plan.parts} parts{shared} that are summed on their own and then joined"
     if plan.threads == 1 and problem.threads == 1:
         yield "one thread: the call is small, or one was asked for"
     elif plan.threads < problem.threads:

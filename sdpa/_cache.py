@@ -1,0 +1,377 @@
+"""Keys and values of what was read so far, for a model that continues from there."""
+
+import numpy as np
+
+from . import _core, _kernels, _threads
+from ._cache_attend import attend_rows, attend_window
+from ._cache_files import load, save
+from ._cache_store import UNBOUNDED, Memory, Store, whole_number, without_padding
+from ._forward import attention
+from ._problem import FLOATS, _float_array, _whole_numbers, is_float
+
+
+class KVCache(Store):
+    """Keys and values of the tokens so far: `append` those of new tokens, `attend` to all of them.
+
+    Axes: B batch, H query heads, G key/value heads (H a multiple of G), M new tokens, D and E sizes of a key and of a
+    value.  The arrays are (B, G, room, D) and (B, G, room, E), and grow in place by doubling.  Each batch has its own
+    length; where B is 1, all arrays may come without that axis.
+
+    Parameters
+    ----------
+    batch, kv_heads, head_dim : B, G and D.
+    value_dim : E, default D.
+    dtype : float16, bfloat16 (of ml_dtypes), float32, float64, or int8.  What is appended is rounded to it.  Queries
+        must not be narrower; with int8 they may have any dtype.
+    capacity : to append more tokens than this is an error.  Default: no limit.
+    window : a query sees the last `window` tokens up to its own, as with window=(window - 1, 0) of `attention`.  What
+        no query will see is dropped: `keep + window` tokens stay, and those of the last chunk if it was longer than 1.
+    keep : so many tokens from the start are seen by all later ones in spite of the window.  ("Attention sinks" of
+        streaming models.  The option `sinks` of `attend` is something else: logits without a token.)
+    group : with int8, one float32 scale for so many neighbours in a key or value, a power of 2 from 32 on.  Bytes for
+        each number, and the relative error (root mean square) of keys with normal elements, and of such with a few
+        features ten times as large:
+
+            float16             2       0.0002   0.0002
+            bfloat16            2       0.0017   0.0017
+            int8, group 32      1.125   0.0053   0.0111
+            int8, group 64      1.0625  0.0059   0.0142
+            int8, group 128     1.03    0.0065   0.0176
+
+    `len(cache)` is the length of the longest batch.  A cache may be used by several threads as long as none of them
+    changes it; forks are independent of one another.
+
+    >>> import numpy as np, sdpa
+    >>> rng = np.random.default_rng(0)
+    >>> query = rng.standard_normal((1, 8, 10, 64), np.float32)
+    >>> key, value = rng.standard_normal((2, 1, 2, 10, 64), np.float32)
+    >>> cache = sdpa.KVCache(1, 2, 64)
+    >>> cache.append(key[:, :, :9], value[:, :, :9])    # the prompt
+    >>> prompt = cache.attend(query[:, :, :9])
+    >>> cache.append(key[:, :, 9:], value[:, :, 9:])    # one token more
+    >>> out = cache.attend(query[:, :, 9:])
+    >>> whole = sdpa.attention(query, key, value, causal=True)
+    >>> bool(abs(out - whole[:, :, 9:]).max() < 1e-6)
+    True
+    >>> cache
+    <sdpa.KVCache (1, 2, 10, 64) float32, room for 64, 65,536 bytes>
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, batch, kv_heads, head_dim, *, value_dim=None, dtype=np.float32, capacity=None, window=None, keep=0,
+        group=32,
+    ):  # fmt: skip
+        self.batch = whole_number("batch", batch)
+        self.kv_heads = whole_number("kv_heads", kv_heads)
+        self.head_dim = whole_number("head_dim", head_dim)
+        self.value_dim = self.head_dim if value_dim is None else whole_number("value_dim", value_dim)
+        self.dtype = _cache_dtype(dtype)
+        self.capacity = None if capacity is None else whole_number("capacity", capacity, least=0)
+        self.window = None if window is None else whole_number("window", window)
+        self.keep = whole_number("keep", keep, least=0)
+        self.group = whole_number("group", group, least=32)
+        if self.group & (self.group - 1):
+            raise ValueError(f"group is {group}: it must be a power of 2")
+        if self.keep and window is None:
+            raise ValueError(f"keep is {keep} and window None: without a window every token is kept, keep must be 0")
+        self._ring = UNBOUNDED if window is None else self.window
+        self._extra = 1  # the ring is for queries of chunks of so many tokens
+        self._idle = 0  # tokens appended since that was last needed
+        self._aligned = None  # of the last append, if lengths were given: number of rows, position of the first
+        self.set_lengths(np.zeros(self.batch, np.int64), np.zeros(self.batch, np.int64))
+        self.set_memory(Memory(self._new_arrays(0), self))
+
+    # ------------------------------------------------------------------------------------------------ what users call
+
+    def append(self, key, value, lengths=None):
+        """Add the keys (B, G, M, D) and values (B, G, M, E) of M new tokens.
+
+        lengths : (B), int.  Of batch b only the first lengths[b] tokens count; what the others hold is not looked at.
+
+        Any float dtype is taken and rounded to that of the cache, ties to even; numbers too large for it become
+        infinite.  With int8, NaN and inf are an error.  An error leaves the cache as it was.
+
+        >>> import numpy as np, sdpa
+        >>> cache = sdpa.KVCache(2, 1, 4)
+        >>> cache.append(np.ones((2, 1, 3, 4)), np.ones((2, 1, 3, 4)), lengths=[3, 1])
+        >>> cache.lengths
+        array([3, 1])
+        """
+        arrays = type(key) is type(value) is np.ndarray
+        if arrays and lengths is None and self._writable and self.append_few(key, value):
+            return
+        key, value = self._new_rows("key", key, self.head_dim), self._new_rows("value", value, self.value_dim)
+        count = key.shape[2]
+        if value.shape[2] != count:
+            raise ValueError(f"key has {count} new tokens and value {value.shape[2]}: they must be as many")
+        before, floors = self.state()
+        added = np.full(self.batch, count) if lengths is None else self._new_lengths(lengths, count)
+        after = before + added
+        if self.capacity is not None and after.max() > self.capacity:
+            raise ValueError(
+                f"capacity is {self.capacity} and lengths are {_said(before)}: {_said(added)} more cannot be appended"
+            )
+        ragged = not (added == count).all()
+        if ragged:
+            key, value = without_padding(key, added), without_padding(value, added)
+        if added.any():
+            self.write(key, value, before, floors, added)
+        self._aligned = (count, before) if ragged else None
+
+    def attend(
+        self, query, *, mask=None, bias=None, causal=True, window=None, q_offset=None, scale=None, softcap=None,
+        sinks=None, alibi_slopes=None, return_lse=False, out=None, threads=None,
+    ):  # fmt: skip
+        """Attention of `query` (B, H, M, D) to all that was appended; options and results as of `attention`.
+
+        causal : the default is True here.
+        q_offset : position of query 0, an int or one per batch.  By default the M queries are those of the last M
+            tokens; after an append with lengths and M rows, those of its rows (results of rows past the length have no
+            meaning).
+        mask, bias : N is the length of the longest batch.
+
+        With the `window` of the cache, causal is always True, and a `window` given here bounds further.  A query that
+        would see a token that has been dropped is an error: chunk after chunk, append it, then attend.
+
+        >>> import numpy as np, sdpa
+        >>> cache = sdpa.KVCache(1, 1, 2, window=2, keep=1)
+        >>> value = np.arange(5.0).repeat(2).reshape(1, 1, 5, 2)
+        >>> cache.append(0 * value, value)
+        >>> cache.attend(np.ones((1, 1, 1, 2)))[0, 0]       # sees the tokens 0, 3 and 4
+        array([[2.33333333, 2.33333333]])
+        """
+        plain = (
+            mask is None and bias is None and window is None and q_offset is None and scale is None
+            and softcap is None and sinks is None and alibi_slopes is None and out is None and threads is None
+            and return_lse is False and (causal is True or causal is False) and self._aligned is None
+        )  # fmt: skip
+        rows = 0
+        if plain and type(query) is np.ndarray and len(query.shape) == 4:
+            count = query.shape[2]
+            rows = self._length if self.window is None else self.seen_whole(count)
+        if rows > 0:
+            key, value = self._keys[:, :, :rows], self._values[:, :, :rows]
+            bounded = causal and count > 1  # a single token sees all of them
+            scales = [array[:, :, :rows] for array in self._memory.arrays[2:]]  # of int8
+            result = _core.attend_plain(
+                _kernels.default, query, key, value, bounded, _threads.count, *scales, group=self.group
+            )
+            if result is None and not scales:
+                result = attention(self._checked_query(query), key, value, causal=bounded)
+            if result is not None:
+                return result
+        query = self._checked_query(query)
+        if q_offset is not None:
+            q_offset = _whole_numbers("q_offset", q_offset, (self.batch,))
+        elif self._aligned is not None and self._aligned[0] == query.shape[-2]:
+            q_offset = self._aligned[1]
+        if q_offset is None and window is None and query.shape[-2] == 1 and causal is True:
+            causal = False  # the last token sees all of them
+        options = dict(
+            mask=mask, bias=bias, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
+            alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, threads=threads,
+        )  # fmt: skip
+        if self.window is not None:
+            return attend_window(self, query, q_offset, options)
+        return attend_rows(self, query, len(self), None if self._length >= 0 else self._lengths, q_offset, options)
+
+    def truncate(self, n):
+        """Forget all but the first n tokens (an int, or one for each batch): what was guessed and turned out wrong.
+
+        With a window, what has been dropped does not come back: the tokens of the last append can always be forgotten.
+
+        >>> import numpy as np, sdpa
+        >>> cache = sdpa.KVCache(1, 1, 4)
+        >>> cache.append(np.ones((1, 1, 9, 4)), np.ones((1, 1, 9, 4)))
+        >>> cache.truncate(len(cache) - 2)
+        >>> len(cache)
+        7
+        """
+        lengths, floors = self.state()
+        numbers = _whole_numbers("n", n, (self.batch,))
+        if (numbers < 0).any() or (numbers > lengths).any():
+            raise ValueError(f"n is {_said(n)}: it must be from 0 to the length, {_said(self.lengths)}")
+        if self.window is not None:
+            floors = np.where(numbers <= self.keep, 0, floors)
+            missing = (numbers < lengths) & (floors > np.maximum(self.keep, numbers - self.window + 1))
+            if missing.any():
+                least = (floors + self.window - 1)[missing].max()
+                raise ValueError(
+                    f"n is {_said(n)}: the next token would see some that the window of {self.window} has dropped; "
+                    f"it must be {least} or more"
+                )
+        self.set_lengths(numbers, floors)
+        self._aligned = None
+
+    def fork(self):
+        """A cache with the same tokens, which goes its own way from here.
+
+        Both share their memory until one of them appends; that one copies it first.
+
+        >>> import numpy as np, sdpa
+        >>> prompt = sdpa.KVCache(1, 1, 4)
+        >>> prompt.append(np.ones((1, 1, 9, 4)), np.ones((1, 1, 9, 4)))
+        >>> answers = [prompt.fork() for _ in range(3)]
+        >>> np.shares_memory(answers[0].keys, answers[1].keys)
+        True
+        """
+        twin = object.__new__(KVCache)
+        for name in Store.__slots__[1:]:
+            setattr(twin, name, getattr(self, name))
+        self._memory.add_owner(twin)
+        self._writable = twin._writable = 0
+        return twin
+
+    def __copy__(self):
+        return self.fork()
+
+    def __deepcopy__(self, memo):
+        return self.fork()
+
+    def __reduce__(self):
+        raise TypeError("a KVCache cannot be pickled: use its methods save and load")
+
+    @property
+    def keys(self):
+        """Keys (B, G, N, D), read-only, N the length of the longest batch; in shorter ones what is past their length
+        has no meaning.  With a window: the first `keep` and the last `window` ones.
+
+        This is a view.  Appending does not change what it shows, unless `truncate` or the window gave up its place.
+        With a window it may be a copy.  With int8 these are whole numbers: see `key_scales`.
+        """
+        return self.readable(self._memory.arrays[0])
+
+    @property
+    def values(self):
+        """Values (B, G, N, E), as `keys`."""
+        return self.readable(self._memory.arrays[1])
+
+    @property
+    def key_scales(self):
+        """With int8, (B, G, N, groups) float32: key d is keys[..., d] * key_scales[..., d // group]; else None."""
+        return self.readable(self._memory.arrays[2]) if self.dtype == np.int8 else None
+
+    @property
+    def value_scales(self):
+        """As `key_scales`."""
+        return self.readable(self._memory.arrays[3]) if self.dtype == np.int8 else None
+
+    @property
+    def lengths(self):
+        """Number of tokens of each batch, (B), read-only."""
+        lengths = self.state()[0].view()
+        lengths.flags.writeable = False
+        return lengths
+
+    @property
+    def nbytes(self):
+        """Bytes of the arrays, with the room in them; what forks share counts for each."""
+        return sum(array.nbytes for array in self._memory.arrays)
+
+    def __len__(self):
+        return self._length if self._length >= 0 else int(self._lengths.max())
+
+    def __bool__(self):
+        return True  # "if cache" asks whether there is one
+
+    def __repr__(self):
+        size = str(self.head_dim) if self.value_dim == self.head_dim else f"{self.head_dim} and {self.value_dim}"
+        parts = [f"({self.batch}, {self.kv_heads}, {len(self)}, {size}) {self.dtype.name}"]
+        if self._length < 0:
+            parts.append(f"lengths {_said(self.state()[0])}")
+        if self.window is not None:
+            parts.append(f"window {self.window}" + (f" and the first {self.keep}" if self.keep else ""))
+        if self.capacity is not None:
+            parts.append(f"capacity {self.capacity}")
+        parts += [f"room for {self._memory.rows}", f"{self.nbytes:,} bytes"]
+        return f"<sdpa.KVCache {', '.join(parts)}>"
+
+    def save(self, path):
+        """Write the cache to a folder: .npy files that can be mapped into memory, and cache.json.
+
+        An older cache in that folder is replaced, all at once; anything else there is an error.  bfloat16 is written
+        as uint16.
+
+        >>> import numpy as np, sdpa, tempfile
+        >>> cache = sdpa.KVCache(1, 1, 4)
+        >>> cache.append(np.ones((1, 1, 9, 4)), np.ones((1, 1, 9, 4)))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cache.save(folder + "/prompt")
+        ...     again = sdpa.KVCache.load(folder + "/prompt")
+        >>> bool((again.keys == cache.keys).all())
+        True
+        """
+        save(self, path)
+
+    @classmethod
+    def load(cls, path, mmap=False):
+        """The cache that was saved to the folder `path`.
+
+        mmap : map the files into memory instead of reading them: pages are read as they are needed, and shared by all
+            processes that do so.  The first append copies them.  The files must stay as they are until then.
+        """
+        return load(cls, path, mmap)
+
+    # -------------------------------------------------------------------------------------------------------- checks
+
+    def _new_rows(self, name, given, dim):
+        """`given` with four axes."""
+        array = _float_array(name, given)
+        missing = 4 - array.ndim
+        wanted = (self.batch, self.kv_heads, array.shape[-2], dim)
+        if missing < 0 or array.shape != wanted[missing:] or wanted[:missing] != (1,) * missing:
+            raise ValueError(
+                f"{name} has shape {array.shape}: it must be ({self.batch}, {self.kv_heads}, new tokens, {dim})"
+                + (", or that without the first axis" if self.batch == 1 else "")
+            )
+        return array[(None,) * missing]
+
+    def _new_lengths(self, given, count):
+        lengths = _whole_numbers("lengths", given, (self.batch,))
+        if (lengths < 0).any() or (lengths > count).any():
+            raise ValueError(f"lengths are {_said(given)}: they must be from 0 to the {count} tokens given")
+        return lengths
+
+    def _checked_query(self, query):
+        query = _float_array("query", query)
+        missing = 4 - query.ndim
+        shape = (1,) * missing + query.shape
+        if (
+            missing < 0 or shape[0] != self.batch or shape[1] % self.kv_heads or shape[3] != self.head_dim
+            or (missing == 2 and self.kv_heads > 1)
+        ):  # fmt: skip
+            raise ValueError(
+                f"query has shape {query.shape}: it must be ({self.batch}, H, M, {self.head_dim}) with H a multiple of "
+                f"the {self.kv_heads} heads of the cache" + (", or that without the first axis" * (self.batch == 1))
+            )
+        if self.dtype != np.int8:
+            if query.itemsize < self.dtype.itemsize:
+                raise TypeError(f"query has dtype {query.dtype}: it must not be narrower than the cache, {self.dtype}")
+            if {query.dtype.name, self.dtype.name} == {"float16", "bfloat16"}:
+                raise TypeError(f"query has dtype {query.dtype} and the cache {self.dtype}: they must not meet")
+        return query
+
+
+def _cache_dtype(given):
+    allowed = f"it must be int8 or {' or '.join(FLOATS)}, in native byte order"
+    try:
+        dtype = np.dtype(_bfloat16() if isinstance(given, str) and given == "bfloat16" else given)
+    except TypeError:
+        raise TypeError(f"dtype is {given!r}: {allowed}") from None
+    if given is None or (dtype != np.int8 and not is_float(dtype)):
+        raise TypeError(f"dtype is {given!r}: {allowed}")
+    return dtype
+
+
+def _bfloat16():
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise ImportError("bfloat16 for NumPy comes from the package ml_dtypes: it must be installed") from None
+    return bfloat16
+
+
+def _said(numbers):
+    return numbers.tolist() if isinstance(numbers, np.ndarray) else numbers
