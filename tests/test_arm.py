@@ -7,14 +7,14 @@ import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from conftest import MIXED, PAIRS_OF_BFLOAT16, WIDE, arithmetic, bfloat16, eps, float16, float64
 
 import sdpa
-from sdpa import reference
-from sdpa._problem import Problem
+from sdpa import _core, reference
 
 ROOT = Path(__file__).parents[1]
 CC, ARM_CC, QEMU = os.environ.get("CC", "cc"), "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -47,6 +47,19 @@ CASES = {
         {
             "causal": True, "window": (60, None), "kv_lengths": [180, 95], "mask": 0.8, "bias": True, "softcap": 4.0,
             "alibi_slopes": True, "sinks": True, "scale": 0.3,
+        },
+    ),
+    # Two rows of a key/value head, so that these are few for every instruction set.
+    "parts": ((2, 2, 1, 1, 2175, 16, 16), {}),
+    "parts with tails": ((1, 2, 2, 2, 2305, 7, 9), {"causal": True}),
+    "parts that a window cuts": ((1, 2, 2, 2, 3300, 8, 7), {"window": (1500, 3), "q_offset": [1600]}),
+    "parts that lengths cut": ((4, 1, 1, 2, 3200, 6, 5), {"kv_lengths": [0, 1100, 2500, 3200], "causal": True}),
+    "parts of which one is hidden": ((1, 2, 1, 1, 2300, 16, 16), {"mask": 0.3, "nan_from": 1100}),
+    "parts, all at once": (
+        (2, 4, 2, 1, 3100, 16, 17),
+        {
+            "window": (2500, 2), "kv_lengths": [3100, 2950], "mask": 0.8, "bias": True, "softcap": 4.0,
+            "alibi_slopes": True, "sinks": True, "scale": 0.3, "q_offset": [3000, 2800],
         },
     ),
 }  # fmt: skip
@@ -82,49 +95,55 @@ def draw(case, dtype):
     return (query, key, value), options
 
 
-STORED = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}  # sdpa_dtype
+STORED = {"int8": 1, "float16": 2, "bfloat16": 3, "float32": 4, "float64": 5}  # sdpa_dtype
 
 
-def written(arrays, options, weights):
-    """The problem as the driver reads it."""
-    query, key, value = arrays
-    problem = Problem(*arrays, **options)
-    optional = {
-        "mask": problem.mask,
-        "bias": problem.bias,
-        "begin_shift": problem.begin_shift,
-        "end_shift": problem.end_shift,
-        "q_offset": problem.q_offset,
-        "kv_lengths": problem.kv_lengths,
-        "sinks": problem.sinks,
-        "alibi_slopes": problem.alibi_slopes,
-    }
-    (B, H, M, D), (_, G, N, E) = query.shape, value.shape
-    integers = [STORED[query.dtype.name], STORED[key.dtype.name], B, H, G, M, N, D, E, weights]
-    integers += [array is not None for array in optional.values()]
-    numbers = [options.get("scale", D**-0.5), options.get("softcap", 0)]
-    parts = [np.array(integers, np.int64), np.array(numbers, np.float64), *arrays]
-    parts += [array for array in optional.values() if array is not None]
-    return b"".join(part.tobytes() for part in parts)  # in C order, whatever their strides
+def written(query, key, value, out, weights, lse, key_scale, value_scale, group, q_starts, k_starts, pages, given):
+    """The arguments of `_core.attend` as the driver reads them."""
+    optional = [given[name] for name in ("mask", "bias", "begin_shift", "end_shift", "q_offset", "kv_lengths")]
+    optional += [given["sinks"], given["alibi_slopes"]]
+    columns = [x.shape[3] for x in (given["mask"], given["bias"], weights) if x is not None]
+    integers = [STORED[query.dtype.name], STORED[key.dtype.name], *query.shape, *key.shape[:3]]
+    integers += [0 if value is None else value.shape[3], max(columns, default=0), group]
+    integers += [0 if q_starts is None else len(q_starts) - 1, 0 if pages is None else pages.shape[1]]
+    integers += [array is not None for array in (weights, lse, *optional)]
+    assert given["bias"] is None or given["bias"].dtype == query.dtype
+    numbers = np.array([given["scale"], given["softcap"]], np.float64)
+    parts = [np.array(integers, np.int64), numbers, query, key, value, key_scale, value_scale, *optional]
+    parts += [q_starts, k_starts, pages]
+    return b"".join(part.tobytes() for part in parts if part is not None)  # in C order, whatever their strides
 
 
-def check(command, case, dtype, *, weights=False):
-    """Runs the driver on the named problem and compares what it says with the oracle."""
-    arrays, options = draw(case, dtype)
+def attend_by(command):
+    """What takes the place of `_core.attend`."""
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # the driver frees nothing but scratch
-    run = subprocess.run(command, input=written(arrays, options, weights), capture_output=True, env=environment)
-    assert run.returncode == 0 and not run.stderr, run.stderr.decode(errors="replace")
-    exact, exact_lse = reference.attention(*arrays, **options, return_lse=True)
-    if weights:
-        exact = reference.attention_weights(*arrays[:2], **options)
-    dtype, lse_dtype = arrays[0].dtype, arithmetic(arrays[0].dtype)
-    size = exact.size * dtype.itemsize
-    result = np.frombuffer(run.stdout[:size], dtype).astype(lse_dtype).reshape(exact.shape)
-    lse = np.frombuffer(run.stdout[size:], lse_dtype).reshape(exact_lse.shape)
-    wide = {"rtol": 1e-5, "atol": 4e-6} if lse_dtype != float64 else {"rtol": 1e-12, "atol": 1e-13}
+
+    def attend(
+        kernel, query, key, *, value, out, weights, lse, threads, key_scale=None, value_scale=None, group=0,
+        q_starts=None, k_starts=None, pages=None, page_size=0, **given,
+    ):  # fmt: skip
+        problem = written(
+            query, key, value, out, weights, lse, key_scale, value_scale, group, q_starts, k_starts, pages, given
+        )
+        run = subprocess.run(command, input=problem, capture_output=True, env=environment)
+        assert run.returncode == 0 and not run.stderr, run.stderr.decode(errors="replace")
+        result = weights if out is None else out
+        result[...] = np.frombuffer(run.stdout[: result.nbytes], result.dtype).reshape(result.shape)
+        if lse is not None:
+            lse[...] = np.frombuffer(run.stdout[result.nbytes :], lse.dtype).reshape(lse.shape)
+
+    return attend
+
+
+def compare(result, exact, dtype):
+    """(out, lse) with the oracle's; None for an lse: there is none."""
+    wide = {"rtol": 1e-5, "atol": 4e-6} if arithmetic(dtype) != float64 else {"rtol": 1e-12, "atol": 1e-13}
     half = {"rtol": 1.1 * eps(dtype), "atol": eps(dtype)}
-    np.testing.assert_allclose(result, exact, **wide if dtype == lse_dtype else half)
-    np.testing.assert_allclose(lse, exact_lse, **wide)
+    out, lse = result
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.astype(arithmetic(dtype)), exact[0], **wide if dtype == arithmetic(dtype) else half)
+    if lse is not None:
+        np.testing.assert_allclose(lse, exact[1], **wide)
 
 
 def build(folder, compiler, isas, flags):
@@ -168,7 +187,7 @@ def arm(tmp_path_factory):
 def sanitized(tmp_path_factory):
     """The command that runs the driver on this CPU, with every access and every operation checked."""
     folder = tmp_path_factory.mktemp("sanitized")
-    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    flags = ["-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     (folder / "probe.c").write_text("int main(void) { return 0; }\n")
     probe = subprocess.run([CC, *flags, folder / "probe.c", "-o", folder / "probe"], capture_output=True)
     if probe.returncode or subprocess.run([folder / "probe"], capture_output=True).returncode:
@@ -180,47 +199,187 @@ DTYPES = {**WIDE, "float16": float16, "bfloat16": bfloat16, **MIXED}
 # The cases that read and write in ways of their own.  What comes between is the same for all dtypes.
 READING = ["one", "tails", "two key blocks", "grouped heads", "causal", "bias", "all at once"]
 READING += [case for case in CASES if "NaN" in case]
+PARTS = [case for case in CASES if case.startswith("parts")]
+SHORT = [case for case in CASES if case not in PARTS]
 
 
 def each(isas, cases=None):
     """For each of the two engines of the instruction sets, each dtype and the cases (None: those worth it)."""
     runs = {}
-    for isa, few_rows, (name, dtype) in itertools.product(isas, ("0", "1"), DTYPES.items()):
-        if isa == PAIRS_OF_BFLOAT16 and (name, few_rows) != ("bfloat16", "0"):
+    for isa, engine, (name, dtype) in itertools.product(isas, ("many", "few"), DTYPES.items()):
+        if isa == PAIRS_OF_BFLOAT16 and (name, engine) != ("bfloat16", "many"):
             continue  # it is like the next instruction set in all else
-        for case in cases or (CASES if name in WIDE else ["tails", "all at once"] if name in MIXED else READING):
-            runs[f"{isa}-{'few' if few_rows == '1' else 'many'} rows-{name}-{case}"] = isa, few_rows, dtype, case
-    return pytest.mark.parametrize("isa, few_rows, dtype, case", runs.values(), ids=runs)
+        for case in cases or (SHORT if name in WIDE else ["tails", "all at once"] if name in MIXED else READING):
+            runs[f"{isa}-{engine} rows-{name}-{case}"] = isa, engine, dtype, case
+    return pytest.mark.parametrize("isa, engine, dtype, case", runs.values(), ids=runs)
+
+
+def check(command, case, dtype, weights=False):
+    """`attention` by the driver, on the named problem, against the oracle."""
+    arrays, options = draw(case, dtype)
+    with mock.patch.object(_core, "attend", attend_by(command)):
+        if weights:
+            result = sdpa.attention_weights(*arrays[:2], **options), None
+        else:
+            result = sdpa.attention(*arrays, **options, return_lse=True)
+    if weights:
+        exact = reference.attention_weights(*arrays[:2], **options), None
+    else:
+        exact = reference.attention(*arrays, **options, return_lse=True)
+    compare(result, exact, arrays[0].dtype)
 
 
 ARM_ISAS = ["neon", "baseline"]
 
 
 @each(ARM_ISAS)
-def test_arm(arm, isa, few_rows, dtype, case):
-    check([*arm, isa, few_rows, "1"], case, dtype)
+def test_arm(arm, isa, engine, dtype, case):
+    check([*arm, isa, engine, "1"], case, dtype)
 
 
 @each(ARM_ISAS, ["all at once"])
-def test_arm_weights(arm, isa, few_rows, dtype, case):
-    check([*arm, isa, few_rows, "1"], case, dtype, weights=True)
+def test_arm_weights(arm, isa, engine, dtype, case):
+    check([*arm, isa, engine, "1"], case, dtype, weights=True)
 
 
 @each(ARM_ISAS, ["causal"])
-def test_arm_other_cuts(arm, isa, few_rows, dtype, case):
-    check([*arm, isa, few_rows, "16"], case, dtype)
+def test_arm_other_cuts(arm, isa, engine, dtype, case):
+    check([*arm, isa, engine, "16"], case, dtype)
 
 
 @each(sdpa.kernels())
-def test_sanitized(sanitized, isa, few_rows, dtype, case):
-    check([*sanitized, isa, few_rows, "1"], case, dtype)
+def test_sanitized(sanitized, isa, engine, dtype, case):
+    check([*sanitized, isa, engine, "1"], case, dtype)
 
 
 @each(sdpa.kernels(), ["all at once"])
-def test_sanitized_weights(sanitized, isa, few_rows, dtype, case):
-    check([*sanitized, isa, few_rows, "1"], case, dtype, weights=True)
+def test_sanitized_weights(sanitized, isa, engine, dtype, case):
+    check([*sanitized, isa, engine, "1"], case, dtype, weights=True)
 
 
 @each(sdpa.kernels(), ["causal"])
-def test_sanitized_other_cuts(sanitized, isa, few_rows, dtype, case):
-    check([*sanitized, isa, few_rows, "16"], case, dtype)
+def test_sanitized_other_cuts(sanitized, isa, engine, dtype, case):
+    check([*sanitized, isa, engine, "16"], case, dtype)
+
+
+# Few rows and many keys: parts of the keys one after the other, and as units of their own.
+
+
+def each_part(isas):
+    runs = {
+        f"{isa}-{name}-{case}-{threads} threads": (isa, dtype, case, threads)
+        for isa, (name, dtype), case, threads in itertools.product(isas, DTYPES.items(), PARTS, ("1", "16"))
+        if isa != PAIRS_OF_BFLOAT16 and (name in WIDE or case in ("parts", "parts, all at once"))
+    }
+    return pytest.mark.parametrize("isa, dtype, case, threads", runs.values(), ids=runs)
+
+
+@each_part(ARM_ISAS)
+def test_arm_parts(arm, isa, dtype, case, threads):
+    check([*arm, isa, "few", threads], case, dtype, weights="all" in case and dtype in WIDE.values())
+
+
+@each_part(sdpa.kernels())
+def test_sanitized_parts(sanitized, isa, dtype, case, threads):
+    check([*sanitized, isa, "few", threads], case, dtype, weights="all" in case and dtype in WIDE.values())
+
+
+# Sequences of lengths of their own: packed, and in pages.  Some have few rows, and some have many.
+
+Q_COUNTS, K_COUNTS = (1, 0, 20, 2, 1, 3), (2200, 5, 60, 0, 37, 133)
+PAGES = {"packed": None, "pages of 1": 1, "pages of 3": 3, "pages of 16": 16, "pages of 150": 150}
+
+
+def check_packed(command, case, dtype):
+    dtype, kv_dtype = dtype if isinstance(dtype, tuple) else (dtype, dtype)
+    H, G, D, E, S = 4, 2, 16, 19, len(Q_COUNTS)
+    random = np.random.default_rng(2)
+    starts = dict(cu_seqlens_q=np.cumsum([0, *Q_COUNTS]), cu_seqlens_k=np.cumsum([0, *K_COUNTS]))
+    query = random.standard_normal((sum(Q_COUNTS), H, D)).astype(dtype)
+    key, value = (random.standard_normal((sum(K_COUNTS), G, size)).astype(kv_dtype) for size in (D, E))
+    pairs = H, sum(Q_COUNTS), max(K_COUNTS)
+    options = dict(
+        causal=True, window=(2070, 0), kv_lengths=np.array(K_COUNTS) - [50, 5, 0, 0, 7, 0],
+        mask=random.random(pairs) < 0.7,
+        bias=random.standard_normal(pairs).astype(dtype), scale=0.2, softcap=3.0, sinks=random.standard_normal((S, H)),
+        alibi_slopes=random.random((S, H)) / 50,
+    )  # fmt: skip
+    exact = reference.attention_varlen(query, key, value, **starts, **options, return_lse=True)
+    with mock.patch.object(_core, "attend", attend_by(command)):
+        if PAGES[case] is None:
+            result = sdpa.attention_varlen(query, key, value, **starts, **options, return_lse=True)
+        else:
+            pages = sum(-(-count // PAGES[case]) for count in K_COUNTS)
+            cache = sdpa.PagedKVCache(pages, PAGES[case], G, D, value_dim=E, dtype=kv_dtype)
+            sequences = [cache.allocate() for _ in range(S)]
+            for begin in 0, 1:  # of the tokens every second, so that the pages of sequences alternate
+                counts = [(count + begin) // 2 for count in K_COUNTS]
+                first = starts["cu_seqlens_k"][:-1] + begin * (np.array(K_COUNTS) // 2)
+                rows = np.concatenate([at + np.arange(count) for at, count in zip(first, counts)])
+                cache.append(sequences, key[rows], value[rows], cu_seqlens=np.cumsum([0, *counts]))
+            del starts["cu_seqlens_k"]
+            result = cache.attend(query, sequences, **starts, **options, return_lse=True)
+    compare(result, exact, np.dtype(dtype))
+
+
+def each_packed(isas):
+    dtypes = ("float32", "bfloat16", "float64 over float16")
+    runs = {
+        f"{isa}-{name}-{case}": (isa, DTYPES[name], case) for isa, name, case in itertools.product(isas, dtypes, PAGES)
+    }
+    return pytest.mark.parametrize("isa, dtype, case", runs.values(), ids=runs)
+
+
+@each_packed(ARM_ISAS)
+def test_arm_sequences(arm, isa, dtype, case):
+    check_packed([*arm, isa, "both", "1"], case, dtype)
+
+
+@each_packed(sdpa.kernels())
+def test_sanitized_sequences(sanitized, isa, dtype, case):
+    check_packed([*sanitized, isa, "both", "16"], case, dtype)
+
+
+# Numbers of 8 bits with scales.
+
+INT8 = {  # (B, H, G, M, N, D, E), numbers with one scale, options
+    "few rows": ((2, 2, 1, 1, 150, 64, 32), 32, {}),
+    "few rows, tails": ((1, 2, 2, 1, 150, 40, 35), 32, {}),
+    "few rows, parts": ((1, 2, 1, 1, 2300, 64, 128), 64, {"softcap": 2.0}),
+    "many rows": ((2, 4, 2, 21, 150, 64, 40), 32, {"window": (30, 0)}),
+    "one scale for all": ((1, 2, 1, 1, 150, 64, 64), 128, {}),
+}
+
+
+def check_int8(command, case, dtype):
+    (B, H, G, M, N, D, E), group, options = INT8[case]
+    random = np.random.default_rng(3)
+    cache = sdpa.KVCache(B, G, D, value_dim=E, dtype=np.int8, group=group)
+    cache.append(*(random.standard_normal((B, G, N, size)) for size in (D, E)))
+    stored = (cache.keys, cache.key_scales), (cache.values, cache.value_scales)
+    key, value = (x * np.repeat(scales.astype(float64), group, -1)[..., : x.shape[-1]] for x, scales in stored)
+    query = random.standard_normal((B, H, M, D)).astype(dtype)
+    with mock.patch.object(_core, "attend", attend_by(command)):
+        result = cache.attend(query, return_lse=True, **options)
+    exact = reference.attention(query, key, value, causal=True, return_lse=True, **options)
+    compare(result, exact, query.dtype)
+
+
+def each_int8(isas):
+    dtypes = {name: dtype for name, dtype in DTYPES.items() if name not in MIXED}
+    runs = {
+        f"{isa}-{name}-{case}": (isa, dtype, case)
+        for isa, (name, dtype), case in itertools.product(isas, dtypes.items(), INT8)
+        if isa != PAIRS_OF_BFLOAT16
+    }
+    return pytest.mark.parametrize("isa, dtype, case", runs.values(), ids=runs)
+
+
+@each_int8(ARM_ISAS)
+def test_arm_int8(arm, isa, dtype, case):
+    check_int8([*arm, isa, "both", "16"], case, dtype)
+
+
+@each_int8(sdpa.kernels())
+def test_sanitized_int8(sanitized, isa, dtype, case):
+    check_int8([*sanitized, isa, "both", "16"], case, dtype)

@@ -50,6 +50,14 @@ def test_the_python_blocks_run():
     assert names
 
 
+def test_the_decode_loop_is_the_one_that_is_tested():
+    tested = (ROOT / "tests/test_decode_loop.py").read_text(encoding="utf-8")
+    shown = re.findall(r"^# ---- begin[^\n]*\n(.*?)^# ---- end$", tested, re.MULTILINE | re.DOTALL)
+    assert len(shown) == 2
+    for code in shown:
+        assert f"```python\n{code.strip()}\n" in README
+
+
 @pytest.mark.parametrize("document, text, target", LINKS, ids=[f"{link[0]}-{link[2]}-{link[1]}" for link in LINKS])
 def test_links_lead_somewhere(document, text, target):
     """Files and headings exist; a line exists; a name in backticks, if any, is in the file or the line."""

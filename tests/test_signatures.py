@@ -1,6 +1,7 @@
 """The signatures of the contract, and that the oracle has the same."""
 
 import inspect
+import operator
 
 import pytest
 
@@ -11,14 +12,55 @@ OPTIONS = (
     "mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None, "
     "scale=None, softcap=None, sinks=None, alibi_slopes=None"
 )
+OF_CACHES = OPTIONS.replace("causal=False", "causal=True")
+RESULTS = "return_lse=False, out=None, threads=None"
 CONTRACT = {
-    "attention": f"(query, key, value, *, {OPTIONS}, return_lse=False, out=None, threads=None)",
+    "attention": f"(query, key, value, *, {OPTIONS}, {RESULTS})",
+    "attention_varlen": f"(query, key, value, *, cu_seqlens_q, cu_seqlens_k=None, {OPTIONS}, {RESULTS})",
     "attention_weights": f"(query, key, *, {OPTIONS}, threads=None)",
     "merge": "(outs, lses, *, out=None)",
+    "rotary": "(x, positions, *, base=10000.0, interleaved=False, dim=None, out=None, threads=None)",
     "scaled_dot_product_attention": (
         "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False)"
     ),
 }
+
+
+CACHES = {
+    "KVCache": (
+        "(batch, kv_heads, head_dim, *, value_dim=None, dtype=float32, capacity=None, window=None, keep=0, group=32)"
+    ),
+    "KVCache.append": "(self, key, value, lengths=None)",
+    "KVCache.attend": f"(self, query, *, {OF_CACHES.replace('kv_lengths=None, ', '')}, {RESULTS})",
+    "KVCache.truncate": "(self, n)",
+    "KVCache.fork": "(self)",
+    "KVCache.save": "(self, path)",
+    "KVCache.load": "(path, mmap=False)",
+    "PagedKVCache": "(pages, page_size, kv_heads, head_dim, *, value_dim=None, dtype=float32)",
+    "PagedKVCache.allocate": "(self, tokens=0)",
+    "PagedKVCache.append": "(self, sequences, key, value, cu_seqlens=None)",
+    "PagedKVCache.attend": f"(self, query, sequences, *, cu_seqlens_q=None, {OF_CACHES}, {RESULTS})",
+    "PagedKVCache.fork": "(self, sequence)",
+    "PagedKVCache.free": "(self, sequence)",
+    "PagedKVCache.truncate": "(self, sequence, n)",
+    "PagedKVCache.length": "(self, sequence)",
+    "PagedKVCache.pages_of": "(self, sequence)",
+}
+VIEWS = {"KVCache": ("keys", "values", "lengths", "nbytes"), "PagedKVCache": ("free_pages", "nbytes")}
+
+
+@pytest.mark.parametrize("name, signature", CACHES.items(), ids=CACHES)
+def test_signature_of_caches(name, signature):
+    found = operator.attrgetter(name)(sdpa)
+    assert str(inspect.signature(found)).replace("<class 'numpy.float32'>", "float32") == signature
+    assert inspect.getdoc(found)
+
+
+@pytest.mark.parametrize("name, views", VIEWS.items(), ids=VIEWS)
+def test_properties_of_caches(name, views):
+    for view in views:
+        found = inspect.getattr_static(getattr(sdpa, name), view)
+        assert isinstance(found, property) and inspect.getdoc(found)
 
 
 @pytest.mark.parametrize("name, signature", CONTRACT.items(), ids=CONTRACT)

@@ -1,12 +1,13 @@
 /* One call of attention without Python: a problem on standard input, its result on standard output.
  *
- *     driver ISA FEW THREADS < problem > result
+ *     driver ISA ENGINE THREADS < problem > result
  *
- * FEW is 1 for the engine that is meant for few rows, whatever their number here.  THREADS only decides how the rows are
- * cut into tasks; they run one after the other.  The problem is a `header` and the arrays it announces, in the order in
- * which main() takes them; tests/test_arm.py writes it.  Every array and the scratch of every bundle of tasks is an
- * allocation of its own and of the exact size, so that a sanitizer sees what reads or writes too far.  Nothing but
- * scratch is freed. */
+ * ENGINE is many or few, for the one that is meant for so many rows whatever their number here, or both: the one that a
+ * call would take, for each sequence.  THREADS decides how the work is cut into units; they run one after the other.
+ * With more than one, K and V are taken to come from memory.  The problem is a `header` and the arrays it announces, in
+ * the order in which main() takes them; tests/test_arm.py writes it.  Every array, the scratch of every run and the sums
+ * of all its parts are allocations of their own and of the exact size, so that a sanitizer sees what reads or writes too
+ * far.  Nothing but scratch is freed. */
 #include "sdpa.h"
 
 #include <stdio.h>
@@ -14,10 +15,15 @@
 #include <string.h>
 
 typedef struct {
-    int64_t dtype, kv_dtype; /* of query, bias and result, and of key and value: sdpa_dtype */
-    int64_t batches, heads, kv_heads, q_len, kv_len, dim, value_dim;
-    int64_t weights, mask, bias, begin_shift, end_shift, q_offset, kv_lengths, sinks,
-        alibi_slopes; /* wanted, or present */
+    int64_t dtype, kv_dtype;                          /* of query, bias and result, and of key and value */
+    int64_t batches, heads, q_len, dim;               /* of the query */
+    int64_t key_batches, kv_heads, kv_len, value_dim; /* of key and value; where paged: pages, and their size */
+    int64_t columns;                                  /* of mask, bias and weights */
+    int64_t group;                                    /* of numbers with one scale; 0: none have */
+    int64_t sequences;                                /* packed; 0: each batch is one */
+    int64_t page_columns;                             /* 0: not paged */
+    int64_t weights, lse;                             /* wanted */
+    int64_t mask, bias, begin_shift, end_shift, q_offset, kv_lengths, sinks, alibi_slopes; /* present */
     double scale, softcap;
 } header;
 
@@ -39,7 +45,8 @@ static void *take(int present, size_t bytes)
 static int bytes_of(int64_t dtype)
 {
     switch (dtype) {
-    case SDPA_BOOL: return 1;
+    case SDPA_BOOL:
+    case SDPA_INT8: return 1;
     case SDPA_FLOAT16:
     case SDPA_BFLOAT16: return 2;
     case SDPA_FLOAT32: return 4;
@@ -63,7 +70,7 @@ static sdpa_array array_of(void *data, int64_t dtype, int64_t heads, int64_t row
     };
 }
 
-/* From here to run: sdpa/_core.pyx in C. */
+/* From here to run_all: sdpa/_core.pyx in C. */
 static void attend_blocks(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *tasks, int count,
                           sdpa_step accumulate)
 {
@@ -84,6 +91,14 @@ static void attend_blocks(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa
         }
 }
 
+static void attend_carefully(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *tasks, int count)
+{
+    attend_blocks(p, kernel, tasks, count, kernel->accumulate);
+    for (int i = 0; i < count; ++i)
+        if (tasks[i].hidden && !kernel->finite(p, &tasks[i]))
+            attend_blocks(p, kernel, &tasks[i], 1, kernel->accumulate_seen);
+}
+
 static void write_weights(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t)
 {
     for (int64_t key = t->keys.begin / p->block_keys * p->block_keys; key < t->keys.end; key += p->block_keys)
@@ -95,7 +110,6 @@ static void write_weights(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa
 
 static void finish_task(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t)
 {
-    if (t->hidden && !kernel->finite(p, t)) attend_blocks(p, kernel, t, 1, kernel->accumulate_seen);
     kernel->close_sums(p, t);
     if (p->weights.data)
         write_weights(p, kernel, t);
@@ -103,35 +117,112 @@ static void finish_task(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_t
         kernel->write_out(p, t);
 }
 
-static void run_bundle(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t index, char *scratch)
+static void run_bundle(const sdpa_problem *p, const sdpa_kernel *kernel, const sdpa_unit *unit, char *scratch)
 {
     sdpa_task tasks[SDPA_MAX_BUNDLE];
-    const int64_t head = index / p->bundles_per_head, part = index % p->bundles_per_head;
-    const int64_t first = part * p->tasks_per_head / p->bundles_per_head;
-    const int count = (int)((part + 1) * p->tasks_per_head / p->bundles_per_head - first);
+    const int64_t first = unit->index * unit->cut.tasks / unit->cut.bundles;
+    const int count = (int)((unit->index + 1) * unit->cut.tasks / unit->cut.bundles - first);
     sdpa_lay_out_scratch(p, kernel, scratch, tasks, count);
-    for (int i = 0; i < count; ++i) sdpa_enter_task(p, kernel, head * p->tasks_per_head + first + i, &tasks[i]);
-    attend_blocks(p, kernel, tasks, count, kernel->accumulate);
+    for (int i = 0; i < count; ++i) sdpa_enter_task(p, kernel, unit, first + i, &tasks[i]);
+    attend_carefully(p, kernel, tasks, count);
     for (int i = 0; i < count; ++i) finish_task(p, kernel, &tasks[i]);
 }
 
-/* All bundles share the scratch of one thread, which is NaN where nothing was written. */
-static void run(sdpa_problem *p, const sdpa_kernel *kernel, int threads)
+static void attend_part(const sdpa_problem *p, const sdpa_kernel *kernel, const sdpa_unit *unit, int64_t part,
+                        sdpa_task *t)
+{
+    sdpa_enter_task(p, kernel, unit, 0, t);
+    t->keys = sdpa_part(unit, part, t);
+    attend_carefully(p, kernel, t, 1);
+    kernel->start(p, t);
+}
+
+static void join_parts(const sdpa_problem *p, const sdpa_kernel *kernel, const sdpa_unit *unit, sdpa_task *t,
+                       char *scratch, char *sums, size_t sums_bytes)
+{
+    sdpa_task other[2];
+    sdpa_lay_out_scratch(p, kernel, scratch, other, 2);
+    for (int64_t part = 1; part < unit->cut.parts; ++part) {
+        if (sums)
+            sdpa_lay_out_sums(p, kernel, sums + part * sums_bytes, &other[1]);
+        else
+            attend_part(p, kernel, unit, part, &other[1]);
+        kernel->join(p, t, &other[1]);
+    }
+    sdpa_enter_task(p, kernel, unit, 0, t);
+    finish_task(p, kernel, t);
+}
+
+static void run_unit(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t index, char *scratch, char *sums,
+                     size_t sums_bytes)
+{
+    const sdpa_unit unit = sdpa_find_unit(p, kernel, index);
+    sdpa_task tasks[2];
+    if (unit.cut.parts > 1 && unit.cut.tasks > 1) fail("too many rows for parts of the keys");
+    if (p->split) {
+        sdpa_lay_out_scratch(p, kernel, scratch, tasks, 1);
+        sdpa_lay_out_sums(p, kernel, sums + index * sums_bytes, tasks);
+        if (unit.index < unit.cut.parts) attend_part(p, kernel, &unit, unit.index, tasks);
+    } else if (unit.cut.parts > 1) {
+        sdpa_lay_out_scratch(p, kernel, scratch, tasks, 2);
+        attend_part(p, kernel, &unit, 0, tasks);
+        join_parts(p, kernel, &unit, tasks, scratch, NULL, 0);
+    } else {
+        run_bundle(p, kernel, &unit, scratch);
+    }
+}
+
+static void finish_unit(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t index, char *scratch, char *sums,
+                        size_t sums_bytes)
+{
+    const sdpa_unit unit = sdpa_find_unit(p, kernel, index);
+    sdpa_task t;
+    if (unit.index > 0) return;
+    sdpa_lay_out_scratch(p, kernel, scratch, &t, 1);
+    sdpa_lay_out_sums(p, kernel, sums + index * sums_bytes, &t);
+    sdpa_enter_task(p, kernel, &unit, 0, &t);
+    t.started = 1;
+    join_parts(p, kernel, &unit, &t, scratch, sums + index * sums_bytes, sums_bytes);
+}
+
+/* NaN wherever nothing was written. */
+static char *new_scratch(size_t bytes)
+{
+    char *scratch = aligned_alloc(64, bytes);
+    if (!scratch) fail("out of memory");
+    return memset(scratch, 0xff, bytes);
+}
+
+/* All units share the scratch of one thread. */
+static void run(sdpa_problem *p, const sdpa_kernel *kernel)
 {
     sdpa_task tasks[SDPA_MAX_BUNDLE];
     p->block_keys = kernel->block_keys;
-    p->tasks_per_head = sdpa_tasks_per_head(p, kernel, threads);
-    p->bundles_per_head = sdpa_bundles_per_head(p, kernel, threads);
-    const int largest = sdpa_largest_bundle(p);
-    const size_t bytes = sdpa_lay_out_scratch(p, kernel, NULL, tasks, largest);
-    char *scratch = aligned_alloc(64, bytes);
-    if (!scratch) fail("out of memory");
-    memset(scratch, 0xff, bytes);
-    sdpa_lay_out_scratch(p, kernel, scratch, tasks, largest);
-    memset(tasks[0].copied, 0, sizeof *tasks[0].copied);
-    for (int64_t bundle = 0; bundle < p->batches * p->kv_heads * p->bundles_per_head; ++bundle)
-        run_bundle(p, kernel, bundle, scratch);
+    const int64_t units = sdpa_count_units(p, kernel);
+    const int fewest = kernel->join ? 2 : 1, largest = sdpa_largest_bundle(p, kernel);
+    char *scratch = new_scratch(sdpa_lay_out_scratch(p, kernel, NULL, tasks, largest > fewest ? largest : fewest));
+    const size_t sums_bytes = sdpa_lay_out_sums(p, kernel, NULL, tasks);
+    char *sums = p->split ? new_scratch(units * sums_bytes) : NULL;
+    memset(scratch, 0, 2 * sizeof(sdpa_copied)); /* its first part: nothing was copied yet */
+    for (int64_t unit = 0; unit < units; ++unit) run_unit(p, kernel, unit, scratch, sums, sums_bytes);
+    for (int64_t unit = 0; p->split && unit < units; ++unit) finish_unit(p, kernel, unit, scratch, sums, sums_bytes);
     free(scratch);
+    free(sums);
+}
+
+static void run_all(sdpa_problem *p, const sdpa_kernel *const engines[2], const char *engine)
+{
+    const int64_t rows = p->q_len * sdpa_group(p), most = engines[1]->rows < 12 ? engines[1]->rows : 12;
+    const int both = !strcmp(engine, "both"), few = both ? rows <= most : !strcmp(engine, "few");
+    p->fewest_rows = 0, p->most_rows = rows;
+    if (!both || !p->q_starts || few) {
+        run(p, engines[few]);
+        return;
+    }
+    p->most_rows = most;
+    run(p, engines[1]);
+    p->fewest_rows = most + 1, p->most_rows = rows;
+    run(p, engines[0]);
 }
 
 static int purpose_of(const header *h)
@@ -140,24 +231,37 @@ static int purpose_of(const header *h)
     return h->dtype == SDPA_BFLOAT16 && h->kv_dtype == SDPA_BFLOAT16 ? SDPA_FOR_BFLOAT16 : SDPA_FOR_FLOAT;
 }
 
-static const sdpa_kernel *find(const char *isa, int purpose, int few_rows)
+static const sdpa_kernel *const *find(const char *isa, int purpose)
 {
     for (int i = 0; sdpa_isas[i].name; ++i)
-        if (!strcmp(sdpa_isas[i].name, isa) && sdpa_cpu_runs(isa)) return sdpa_isas[i].kernel[purpose][few_rows != 0];
+        if (!strcmp(sdpa_isas[i].name, isa) && sdpa_cpu_runs(isa)) return sdpa_isas[i].kernel[purpose];
     fail("no such kernel on this CPU");
     return NULL;
+}
+
+/* The lengths of packed sequences. */
+static void set_sequences(sdpa_problem *p, int64_t sequences)
+{
+    p->batches = sequences;
+    p->q_len = p->kv_len = 0;
+    for (int64_t b = 0; b < sequences; ++b) {
+        const int64_t q_len = p->q_starts[b + 1] - p->q_starts[b];
+        if (q_len > p->q_len) p->q_len = q_len;
+        if (p->kv_lengths[b] > p->kv_len) p->kv_len = p->kv_lengths[b];
+    }
+    p->unit_starts = malloc((sequences + 1) * sizeof(int64_t));
 }
 
 int main(int argc, char **argv)
 {
     header h;
-    if (argc != 4) fail("usage: driver ISA FEW THREADS < problem > result");
+    if (argc != 4) fail("usage: driver ISA ENGINE THREADS < problem > result");
     if (fread(&h, sizeof h, 1, stdin) != 1) fail("no header");
-    const int64_t lse_dtype = h.dtype == SDPA_FLOAT64 ? SDPA_FLOAT64 : SDPA_FLOAT32;
+    const int64_t lse_dtype = h.dtype == SDPA_FLOAT64 ? SDPA_FLOAT64 : SDPA_FLOAT32, scale_dtype = SDPA_FLOAT32;
     const int bytes = bytes_of(h.dtype), kv_bytes = bytes_of(h.kv_dtype);
-    const int64_t rows = h.batches * h.heads * h.q_len, keys = h.batches * h.kv_heads * h.kv_len;
-    const int64_t per_head = h.batches * h.heads * (int64_t)sizeof(double),
-                  per_batch = h.batches * (int64_t)sizeof(int64_t);
+    const int64_t rows = h.batches * h.heads * h.q_len, keys = h.key_batches * h.kv_heads * h.kv_len;
+    const int64_t number = sizeof(int64_t), sequences = h.sequences ? h.sequences : h.batches;
+    const int64_t per_batch = sequences * number, per_head = sequences * h.heads * (int64_t)sizeof(double);
 
     sdpa_problem p = {
         .batches = h.batches,
@@ -170,28 +274,43 @@ int main(int argc, char **argv)
         .shift_step = 1,
         .scale = h.scale,
         .softcap = h.softcap,
+        .threads = atoi(argv[3]),
+        .far = atoi(argv[3]) > 1,
     };
     p.query = array_of(take(1, rows * h.dim * bytes), h.dtype, h.heads, h.q_len, h.dim);
     p.key = array_of(take(1, keys * h.dim * kv_bytes), h.kv_dtype, h.kv_heads, h.kv_len, h.dim);
-    p.value = array_of(take(1, keys * h.value_dim * kv_bytes), h.kv_dtype, h.kv_heads, h.kv_len, h.value_dim);
-    p.mask = array_of(take(h.mask, rows * h.kv_len), SDPA_BOOL, h.heads, h.q_len, h.kv_len);
-    p.bias = array_of(take(h.bias, rows * h.kv_len * bytes), h.dtype, h.heads, h.q_len, h.kv_len);
+    p.value = array_of(take(!h.weights, keys * h.value_dim * kv_bytes), h.kv_dtype, h.kv_heads, h.kv_len, h.value_dim);
+    if (h.group) {
+        const int64_t of_key = (h.dim + h.group - 1) / h.group, of_value = (h.value_dim + h.group - 1) / h.group;
+        p.key_scale = array_of(take(1, keys * of_key * 4), scale_dtype, h.kv_heads, h.kv_len, of_key);
+        p.value_scale = array_of(take(1, keys * of_value * 4), scale_dtype, h.kv_heads, h.kv_len, of_value);
+        while (1 << p.group_shift < h.group) ++p.group_shift;
+    }
+    p.mask = array_of(take(h.mask, rows * h.columns), SDPA_BOOL, h.heads, h.q_len, h.columns);
+    p.bias = array_of(take(h.bias, rows * h.columns * bytes), h.dtype, h.heads, h.q_len, h.columns);
     p.begin_shift = take(h.begin_shift, per_batch);
     p.end_shift = take(h.end_shift, per_batch);
     p.q_offset = take(h.q_offset, per_batch);
     p.kv_lengths = take(h.kv_lengths, per_batch);
     p.sinks = take(h.sinks, per_head);
     p.alibi_slopes = take(h.alibi_slopes, per_head);
+    if (h.sequences) {
+        p.q_starts = take(1, per_batch + number);
+        p.k_starts = take(!h.page_columns, per_batch);
+        p.pages = take(h.page_columns > 0, per_batch * h.page_columns);
+        p.page_columns = h.page_columns, p.page_size = h.kv_len;
+        set_sequences(&p, h.sequences);
+    }
 
-    const int64_t width = h.weights ? h.kv_len : h.value_dim;
+    const int64_t width = h.weights ? h.columns : h.value_dim;
     const sdpa_array result = array_of(calloc(rows * width, bytes), h.dtype, h.heads, h.q_len, width);
     if (h.weights)
         p.weights = result;
     else
         p.out = result;
-    p.lse = array_of(calloc(rows, bytes_of(lse_dtype)), lse_dtype, h.heads, h.q_len, 1);
-    run(&p, find(argv[1], purpose_of(&h), atoi(argv[2])), atoi(argv[3]));
+    if (h.lse) p.lse = array_of(calloc(rows, bytes_of(lse_dtype)), lse_dtype, h.heads, h.q_len, 1);
+    run_all(&p, find(argv[1], purpose_of(&h)), argv[2]);
     fwrite(result.data, bytes, rows * width, stdout);
-    fwrite(p.lse.data, bytes_of(lse_dtype), rows, stdout);
+    if (h.lse) fwrite(p.lse.data, bytes_of(lse_dtype), rows, stdout);
     return 0;
 }
