@@ -177,7 +177,7 @@ int64_t sdpa_count_units(sdpa_problem *, const sdpa_kernel *);
 int sdpa_largest_bundle(const sdpa_problem *, const sdpa_kernel *);
 sdpa_unit sdpa_find_unit(const sdpa_problem *, const sdpa_kernel *, int64_t unit);
 void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *);
-sdpa_span sdpa_part(const sdpa_unit *, int64_t part, const sdpa_task *);
+sdpa_span sdpa_part(const sdpa_problem *, const sdpa_unit *, int64_t part, const sdpa_task *);
 int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *);
 size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks);
 size_t sdpa_lay_out_sums(const sdpa_problem *, const sdpa_kernel *, char *memory, sdpa_task *);

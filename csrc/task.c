@@ -206,9 +206,9 @@ void sdpa_enter_task(const sdpa_problem *p, const sdpa_kernel *kernel, const sdp
 }
 
 /* The keys of the task in one part: whole blocks, so that these do not depend on the parts. */
-sdpa_span sdpa_part(const sdpa_unit *unit, int64_t part, const sdpa_task *t)
+sdpa_span sdpa_part(const sdpa_problem *p, const sdpa_unit *unit, int64_t part, const sdpa_task *t)
 {
-    const int64_t block = 128, parts = unit->cut.parts;
+    const int64_t block = p->block_keys, parts = unit->cut.parts;
     const int64_t keys = (t->kv_len + parts * block - 1) / (parts * block) * block;
     return (sdpa_span){max64(t->keys.begin, part * keys), min64(t->keys.end, (part + 1) * keys)};
 }

@@ -28,15 +28,8 @@ class KVCache(Store):
         no query will see is dropped: `keep + window` tokens stay, and those of the last chunk if it was longer than 1.
     keep : so many tokens from the start are seen by all later ones in spite of the window.  ("Attention sinks" of
         streaming models.  The option `sinks` of `attend` is something else: logits without a token.)
-    group : with int8, one float32 scale for so many neighbours in a key or value, a power of 2 from 32 on.  Bytes for
-        each number, and the relative error (root mean square) of keys with normal elements, and of such with a few
-        features ten times as large:
-
-            float16             2       0.0002   0.0002
-            bfloat16            2       0.0017   0.0017
-            int8, group 32      1.125   0.0053   0.0111
-            int8, group 64      1.0625  0.0059   0.0142
-            int8, group 128     1.03    0.0065   0.0176
+    group : with int8, one float32 scale for so many neighbours in a key or value, a power of 2 from 32 on.  A
+        number takes 1 + 4 / group bytes; the README has an example that prints the error for each.
 
     `len(cache)` is the length of the longest batch.  A cache may be used by several threads as long as none of them
     changes it; forks are independent of one another.

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from . import _core, _kernels
+from . import _kernels
 from ._cache_files import ARRAYS
 from ._forward import attention
 from ._problem import Problem, _broadcast, _float_array, _four_axes, _window, check_out, plain_array, sum_dtype
@@ -104,14 +104,8 @@ def attend_int8(query, key, value, key_scales, value_scales, group, *, out, retu
     zero = np.zeros((), query.dtype)  # all checks are as if they had the dtype of query
     problem = Problem(query, np.broadcast_to(zero, key.shape), np.broadcast_to(zero, value.shape), **options)
     out, lse = problem.new_out(out), problem.new_lse() if return_lse else None
-    key, value, key_scales, value_scales, out_rows = map(_four_axes, (key, value, key_scales, value_scales, out))
-    _core.attend(
-        _kernels.default, problem.query, key, value=value, key_scale=key_scales, value_scale=value_scales, group=group,
-        out=out_rows, weights=None, lse=None if lse is None else lse[..., None], mask=problem.mask, bias=problem.bias,
-        begin_shift=problem.begin_shift, end_shift=problem.end_shift, q_offset=problem.q_offset,
-        kv_lengths=problem.kv_lengths, scale=problem.scale, softcap=problem.softcap, sinks=problem.sinks,
-        alibi_slopes=problem.alibi_slopes, threads=problem.threads,
-    )  # fmt: skip
+    problem.key, problem.value, key_scales, value_scales = map(_four_axes, (key, value, key_scales, value_scales))
+    problem.run(_kernels.default, out=out, lse=lse, key_scale=key_scales, value_scale=value_scales, group=group)
     return (out, problem.trim(lse[..., None])[..., 0]) if return_lse else out
 
 

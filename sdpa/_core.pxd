@@ -3,8 +3,8 @@ from libc.stdint cimport int64_t
 
 cdef extern from "sdpa.h" nogil:
     int SDPA_BOOL, SDPA_INT8, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64
-    int SDPA_MAX_BUNDLE
-    int SDPA_FOR_FLOAT, SDPA_FOR_DOUBLE, SDPA_FOR_BFLOAT16, SDPA_PURPOSES
+    enum: SDPA_MAX_BUNDLE, SDPA_PURPOSES
+    int SDPA_FOR_FLOAT, SDPA_FOR_DOUBLE, SDPA_FOR_BFLOAT16
 
     ctypedef struct sdpa_array:
         char *data
@@ -66,7 +66,7 @@ cdef extern from "sdpa.h" nogil:
 
     ctypedef struct sdpa_isa:
         const char *name
-        const sdpa_kernel *kernel[3][2]
+        const sdpa_kernel *kernel[SDPA_PURPOSES][2]
 
     int64_t sdpa_group(const sdpa_problem *)
     const sdpa_isa sdpa_isas[]
@@ -76,7 +76,7 @@ cdef extern from "sdpa.h" nogil:
     int sdpa_largest_bundle(const sdpa_problem *, const sdpa_kernel *)
     sdpa_unit sdpa_find_unit(const sdpa_problem *, const sdpa_kernel *, int64_t unit)
     void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *)
-    sdpa_span sdpa_part(const sdpa_unit *, int64_t part, const sdpa_task *)
+    sdpa_span sdpa_part(const sdpa_problem *, const sdpa_unit *, int64_t part, const sdpa_task *)
     int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *)
     size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks)
     size_t sdpa_lay_out_sums(const sdpa_problem *, const sdpa_kernel *, char *memory, sdpa_task *)

@@ -78,7 +78,7 @@ cdef void finish_task(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_tas
 cdef void run_bundle(
     const sdpa_problem *p, const sdpa_kernel *kernel, const sdpa_unit *unit, char *scratch
 ) noexcept nogil:
-    cdef sdpa_task tasks[8]  # SDPA_MAX_BUNDLE
+    cdef sdpa_task tasks[SDPA_MAX_BUNDLE]
     cdef int64_t first = unit.index * unit.cut.tasks // unit.cut.bundles
     cdef int i, count = <int>((unit.index + 1) * unit.cut.tasks // unit.cut.bundles - first)
     sdpa_lay_out_scratch(p, kernel, scratch, tasks, count)
@@ -94,7 +94,7 @@ cdef void attend_part(
 ) noexcept nogil:
     """The sums over one part of the keys."""
     sdpa_enter_task(p, kernel, unit, 0, t)
-    t.keys = sdpa_part(unit, part, t)
+    t.keys = sdpa_part(p, unit, part, t)
     attend_carefully(p, kernel, t, 1)
     kernel.start(p, t)
 
@@ -174,8 +174,15 @@ cdef bint is_far(const sdpa_problem *p) noexcept:
 
 cdef size_t scratch_bytes(const sdpa_problem *p, const sdpa_kernel *kernel) noexcept:
     """Of one thread.  It does not depend on the number of keys."""
-    cdef sdpa_task sizes[8]  # SDPA_MAX_BUNDLE
+    cdef sdpa_task sizes[SDPA_MAX_BUNDLE]
     return sdpa_lay_out_scratch(p, kernel, NULL, sizes, max(2 if kernel.join else 1, sdpa_largest_bundle(p, kernel)))
+
+
+cdef size_t all_bytes(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t units, int threads) noexcept:
+    """Of all threads, and where parts are units, of their sums."""
+    cdef sdpa_task sizes
+    cdef size_t sums = units * sdpa_lay_out_sums(p, kernel, NULL, &sizes) if p.split else 0
+    return threads * scratch_bytes(p, kernel) + sums
 
 
 cdef int run(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
@@ -184,7 +191,7 @@ cdef int run(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
     cdef int chunk, thread
     cdef int64_t unit, units = cut_into_units(p, kernel, &threads, &chunk)
     cdef size_t bytes_each = scratch_bytes(p, kernel), sums_each = sdpa_lay_out_sums(p, kernel, NULL, &sizes)
-    cdef size_t needed = threads * bytes_each + (units * sums_each if p.split else 0)
+    cdef size_t needed = all_bytes(p, kernel, units, threads)
     cdef char *memory = <char *>PyMem_RawMalloc(needed + 64)
     cdef char *scratch = <char *>((<uintptr_t>memory + 63) & ~<uintptr_t>63)
     cdef char *sums = scratch + threads * bytes_each
@@ -208,17 +215,14 @@ cdef int run(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
 
 cdef int run_all(sdpa_problem *p, Kernel kernel, int threads) except -1:
     """On the engines that fit: where sequences have lengths of their own, the short ones and then the long ones."""
-    cdef const sdpa_kernel *const *engines = kernel.isa.kernel[purpose_of(p)]
-    cdef int64_t most = min(MOST_OF_FEW, engines[1].rows)
-    cdef int64_t rows = p.q_len * sdpa_group(p) if p.kv_heads else 0
-    cdef bint few = rows <= most
-    p.fewest_rows, p.most_rows = 0, rows
-    if p.q_starts == NULL or few:
-        return run(p, engines[few], threads)
-    p.most_rows = most
-    run(p, engines[1], threads)
-    p.fewest_rows, p.most_rows = most + 1, rows
-    return run(p, engines[0], threads)
+    cdef const sdpa_kernel *longest = kernel.table(p)
+    cdef const sdpa_kernel *few = kernel.isa.kernel[purpose_of(p)][1]
+    p.fewest_rows, p.most_rows = 0, most_rows(p)
+    if p.q_starts != NULL and longest != few:
+        p.most_rows = most_of_few(few)
+        run(p, few, threads)
+        p.fewest_rows, p.most_rows = p.most_rows + 1, most_rows(p)
+    return run(p, longest, threads)
 
 
 # ------------------------------------------------------------------------------------------------------ the kernels
@@ -249,10 +253,9 @@ cdef class Kernel:
         return self.isa.name.decode()
 
     cdef const sdpa_kernel *table(self, const sdpa_problem *p) noexcept:
-        """Where all batches have as many rows."""
+        """For the batch with the most rows."""
         cdef const sdpa_kernel *const *engines = self.isa.kernel[purpose_of(p)]
-        cdef int64_t rows = p.q_len * sdpa_group(p) if p.kv_heads else 0
-        return engines[1 if rows <= min(MOST_OF_FEW, engines[1].rows) else 0]
+        return engines[1 if most_rows(p) <= most_of_few(engines[1]) else 0]
 
     def __repr__(self):
         return f"<sdpa kernel {self.name}>"
@@ -261,6 +264,15 @@ cdef class Kernel:
 # Up to so many rows of a key/value head, and a vector of them, the engine for few rows is faster.  Measured: AVX-512
 # and 8 heads of 2048 keys, D = 128: 8 rows 0.21 against 0.34 ms, 12 rows 0.27 against 0.33, 14 rows 0.34 against 0.33.
 cdef int MOST_OF_FEW = 12
+
+
+cdef int64_t most_of_few(const sdpa_kernel *few) noexcept:
+    return min(MOST_OF_FEW, few.rows)
+
+
+cdef int64_t most_rows(const sdpa_problem *p) noexcept:
+    """Of a key/value head, in the longest batch."""
+    return p.q_len * sdpa_group(p) if p.kv_heads else 0
 
 
 def kernels():
@@ -436,7 +448,7 @@ def plan(
     p.value_dim = cnp.PyArray_DIM(value, cnp.PyArray_NDIM(value) - 1)
     p.begin_shift = &p.q_len if bounded else NULL  # what it holds is not looked at
     table = kernel.table(&p)
-    all_rows = p.q_len * sdpa_group(&p) if p.kv_heads else 0
+    all_rows = most_rows(&p)
     p.most_rows = all_rows
     units = cut_into_units(&p, table, &threads, &chunk)
     if units:
@@ -450,7 +462,7 @@ def plan(
     few = table == kernel.isa.kernel[purpose_of(&p)][1]
     return (few, pairs and not few, table.copies(&p), table.lanes, table.rows, min(all_rows, per_task * table.lanes),
             table.block_keys, tasks, sdpa_largest_bundle(&p, table), cut.parts, p.split, threads,
-            threads * scratch_bytes(&p, table))
+            all_bytes(&p, table, units, threads))
 
 
 # NumPy's number of the type bfloat16, once an array of it was seen: another package brings it (see _problem.py).

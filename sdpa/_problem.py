@@ -48,11 +48,7 @@ class Problem:
         value = None if value is None else _float_array("value", value)
         self.inputs = {"query": query, "key": key, "value": value}
         self.rank = max(x.ndim for x in (query, key, value) if x is not None)
-        for name in ("key", "value"):
-            array = self.inputs[name]
-            if array is not None and array.itemsize > query.itemsize:
-                raise TypeError(f"{name} has dtype {array.dtype}: it must not be wider than query, {query.dtype}")
-        _check_halves(self.inputs)
+        check_widths(self.inputs)
         self.like = query
         self.dtype = query.dtype
         self._take_arrays(query, key, value)
@@ -119,17 +115,11 @@ class Problem:
         return [np.broadcast_to(x, lead + x.shape[-3:]) for x in arrays]
 
     def _mask(self, mask, pairs):
-        mask = plain_array("mask", mask)
-        if mask.dtype != np.bool_:
-            raise TypeError(f"mask has dtype {mask.dtype}: it must be boolean; numbers to add are given as bias")
-        self.inputs["mask"] = mask
+        self.inputs["mask"] = mask = mask_array(mask)
         return _broadcast("mask", mask, pairs)
 
     def _bias(self, bias, pairs):
-        bias = plain_array("bias", bias)
-        if bias.dtype == np.bool_:
-            raise TypeError("bias has dtype bool: it must be floating; who may attend is given as mask")
-        self.inputs["bias"] = _float_array("bias", bias)
+        self.inputs["bias"] = bias = bias_array(bias)
         return _broadcast("bias", bias, pairs)
 
     def _threads(self, threads):
@@ -175,8 +165,9 @@ class Problem:
     def new_lse(self):
         return np.empty((*self.lead, self.heads, self.q_len), sum_dtype(self.dtype))
 
-    def run(self, kernel, *, out=None, weights=None, lse=None):
-        """Fill `out` or `weights` (lead, H, M, E or N) and `lse` (lead, H, M)."""
+    def run(self, kernel, *, out=None, weights=None, lse=None, **scales):
+        """Fill `out` or `weights` (lead, H, M, E or N) and `lse` (lead, H, M).  `scales` of int8 go with one axis of
+        batches."""
         arrays = (self.query, self.key, self.value, _four_axes(out), weights, self.mask, self.bias,
                   None if lse is None else lse[..., None])  # fmt: skip
         if self.query.shape[-1] == 0:  # nothing to compare: every row sees nothing
@@ -191,7 +182,7 @@ class Problem:
                 begin_shift=_part(self.begin_shift, batches), end_shift=_part(self.end_shift, batches),
                 q_offset=_part(self.q_offset, batches), kv_lengths=_part(self.kv_lengths, batches),
                 scale=self.scale, softcap=self.softcap, sinks=_part(self.sinks, batches),
-                alibi_slopes=_part(self.alibi_slopes, batches), threads=self.threads,
+                alibi_slopes=_part(self.alibi_slopes, batches), threads=self.threads, **scales,
             )  # fmt: skip
 
 
@@ -254,12 +245,31 @@ def sum_dtype(dtype):
     return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
 
 
-def _check_halves(inputs):
-    """There is no product of a bfloat16 and a float16: one of them must be cast first."""
+def check_widths(inputs):
+    """Key and value, if any, are no wider than query; and there is no product of a bfloat16 and a float16."""
+    query = inputs["query"]
+    for name in ("key", "value"):
+        array = inputs[name]
+        if array is not None and array.itemsize > query.itemsize:
+            raise TypeError(f"{name} has dtype {array.dtype}: it must not be wider than query, {query.dtype}")
     dtypes = {name: array.dtype.name for name, array in inputs.items() if array is not None}
     if {"float16", "bfloat16"} <= set(dtypes.values()):
         given = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
         raise TypeError(f"{given}: float16 and bfloat16 must not meet in one call")
+
+
+def mask_array(mask):
+    mask = plain_array("mask", mask)
+    if mask.dtype != np.bool_:
+        raise TypeError(f"mask has dtype {mask.dtype}: it must be boolean; numbers to add are given as bias")
+    return mask
+
+
+def bias_array(bias):
+    bias = plain_array("bias", bias)
+    if bias.dtype == np.bool_:
+        raise TypeError("bias has dtype bool: it must be floating; who may attend is given as mask")
+    return _float_array("bias", bias)
 
 
 def _float_array(name, array):

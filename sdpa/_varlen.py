@@ -5,7 +5,6 @@ import numpy as np
 from . import _core, _kernels, _threads
 from ._problem import (
     _broadcast,
-    _check_halves,
     _float_array,
     _per_head,
     _scale,
@@ -13,7 +12,10 @@ from ._problem import (
     _sum_within,
     _whole_numbers,
     _window,
+    bias_array,
     check_out,
+    check_widths,
+    mask_array,
     plain_array,
     sum_dtype,
 )
@@ -111,25 +113,18 @@ def attend_packed(
     The shapes of query, key and value were checked, not their dtypes.  k_counts (S): the keys of each sequence.
     given : what else the caller gave, by name, that `out` must not overlap.
     """
-    for name, array in (("key", key), ("value", value)):
-        if array.itemsize > query.itemsize:
-            raise TypeError(f"{name} has dtype {array.dtype}: it must not be wider than query, {query.dtype}")
-    _check_halves({"query": query, "key": key, "value": value})
+    check_widths({"query": query, "key": key, "value": value})
     tokens, heads, dim = query.shape
     q_counts = np.diff(q_starts)
     sequences = (len(q_counts),)
     longest = int(k_counts.max(initial=0))
     pairs = (heads, tokens, longest)
     if mask is not None:
-        given["mask"] = mask = plain_array("mask", mask)
-        if mask.dtype != np.bool_:
-            raise TypeError(f"mask has dtype {mask.dtype}: it must be boolean; numbers to add are given as bias")
+        given["mask"] = mask = mask_array(mask)
         mask = _broadcast("mask", mask, pairs)
     if bias is not None:
-        given["bias"] = bias = plain_array("bias", bias)
-        if bias.dtype == np.bool_:
-            raise TypeError("bias has dtype bool: it must be floating; who may attend is given as mask")
-        bias = _broadcast("bias", _float_array("bias", bias), pairs)
+        given["bias"] = bias = bias_array(bias)
+        bias = _broadcast("bias", bias, pairs)
     given |= {"q_offset": q_offset, "kv_lengths": kv_lengths, "sinks": sinks, "alibi_slopes": alibi_slopes}
     if kv_lengths is None:
         lengths = np.ascontiguousarray(k_counts)

@@ -132,7 +132,7 @@ static void attend_part(const sdpa_problem *p, const sdpa_kernel *kernel, const 
                         sdpa_task *t)
 {
     sdpa_enter_task(p, kernel, unit, 0, t);
-    t->keys = sdpa_part(unit, part, t);
+    t->keys = sdpa_part(p, unit, part, t);
     attend_carefully(p, kernel, t, 1);
     kernel->start(p, t);
 }
