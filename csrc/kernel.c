@@ -92,6 +92,14 @@ enum { STEP = PAIRS ? 2 : 1 }; /* so many features, or keys, in one multiply-add
 #include "scores.h"
 #include "softmax.h"
 #include "output.h"
+#if !SDPA_FEW_ROWS
+#if PAIRS
+#include "backward_pairs.h"
+#else
+#include "backward_singles.h"
+#endif
+#include "backward.h"
+#endif
 
 const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) = {
     .real_bytes = SDPA_REAL_BYTES,
@@ -110,4 +118,15 @@ const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) 
     .start = start,
     .write_out = write_out,
     .write_weights = write_weights,
+    .step = STEP,
+#if !SDPA_FEW_ROWS
+    .begin_backward = begin_backward,
+    .score_gradients = score_gradients,
+    .query_gradient = query_gradient,
+    .key_gradients = key_gradients,
+    .bias_gradient = bias_gradient,
+    .needs_care = needs_care,
+    .write_query_gradient = write_query_gradient,
+    .write_key_gradients = write_key_gradients,
+#endif
 };

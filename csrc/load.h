@@ -218,14 +218,14 @@ static inline ALWAYS_INLINE void store_whole_tile(const int dtype, char *const *
         if (lane < rows) write_adjacent(row_at[lane] + offset, dtype, tile[lane]);
 }
 
-/* row_at[row][first_column + column] = columns[column][rows] * factor[rows], for the rows of the task; NULL is 1. */
-static void store_transposed(const sdpa_array *array, const sdpa_task *t, const real *columns, int64_t first_column,
-                             int64_t width, const real *factor)
+/* rows_at[row][first_column + column] = columns[column][rows] * factor[rows], for the rows of the task; NULL is 1. */
+static void store_transposed(const sdpa_array *array, const sdpa_task *t, char *const *rows_at, const real *columns,
+                             int64_t first_column, int64_t width, const real *factor)
 {
     const int adjacent = array->column == array->itemsize;
     for (int v = 0; v < t->vectors; ++v) {
         const int rows = t->rows - v * VL < VL ? t->rows - v * VL : VL;
-        char *const *row_at = t->out_row + v * VL;
+        char *const *row_at = rows_at + v * VL;
         const vf scale = factor ? vf_load(factor + v * VL) : vf_set1(1);
         for (int64_t column = 0; column < width; column += VL) {
             const int64_t c = chunk_begin(column, width);

@@ -121,5 +121,5 @@ static void write_weights(const sdpa_problem *p, sdpa_task *t)
             vf_store(s, seen ? part : zero);
         }
     }
-    store_transposed(&p->weights, t, t->s, t->key, t->block, NULL);
+    store_transposed(&p->weights, t, t->out_row, t->s, t->key, t->block, NULL);
 }

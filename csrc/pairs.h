@@ -23,23 +23,28 @@ enum {
 
 /* ---- Q */
 
-/* tile[pair] lane row, for VL rows and VL pairs from feature `d` on; features past D are 0.  *distance: see
- * find_odd_rows. */
-static inline ALWAYS_INLINE void read_query_pairs(vf *tile, char *const *row_at, int64_t d, int64_t dim,
-                                                  const sdpa_array *query, halves *distance)
+/* What is unusual about rows that were loaded: see find_odd_rows. */
+typedef halves extremes;
+static inline extremes no_extremes(void) { return halves_zero(); }
+
+/* tile[pair] lane row, for VL rows and VL pairs from number `pair` on; features past `width` are 0. */
+static inline ALWAYS_INLINE void read_columns(vf *tile, char *const *row_at, int64_t pair, int pairs, int64_t width,
+                                              const sdpa_array *array, extremes *found)
 {
-    const int count = dim - d < 2 * VL ? (int)(dim - d) : 2 * VL;
-    const ptrdiff_t offset = d * query->column;
-    if (count == 2 * VL && query->column == 2)
+    (void)pairs;
+    const int64_t d = 2 * pair;
+    const int count = width - d < 2 * VL ? (int)(width - d) : 2 * VL;
+    const ptrdiff_t offset = d * array->column;
+    if (count == 2 * VL && array->column == 2)
         UNROLL_FOR (int lane = 0; lane < VL; ++lane) tile[lane] = vf_load((const real *)(row_at[lane] + offset));
     else
         for (int lane = 0; lane < VL; ++lane) {
             uint16_t part[2 * VL] = {0};
-            for (int i = 0; i < count; ++i) part[i] = read_bits(row_at[lane] + offset + i * query->column);
+            for (int i = 0; i < count; ++i) part[i] = read_bits(row_at[lane] + offset + i * array->column);
             memcpy(&tile[lane], part, sizeof part);
         }
     UNROLL_FOR (int lane = 0; lane < VL; ++lane)
-        *distance = halves_max_distance(*distance, halves_load((const char *)&tile[lane]), SMALLEST_NORMAL);
+        *found = halves_max_distance(*found, halves_load((const char *)&tile[lane]), SMALLEST_NORMAL);
     vf_transpose(tile);
 }
 
@@ -53,37 +58,41 @@ static int is_odd_query(const sdpa_problem *p, const char *at)
 }
 
 /* Rows are looked at one by one only where the whole holds something unusual; 0 is, for this test. */
-static void find_odd_rows(const sdpa_problem *p, sdpa_task *t, halves distance)
+static void find_odd_rows(const sdpa_problem *p, sdpa_task *t, extremes found)
 {
     t->odd_rows = 0;
-    if (!halves_any_from(distance, 2 * (LARGE_QUERY - SMALLEST_NORMAL))) return;
+    if (!halves_any_from(found, 2 * (LARGE_QUERY - SMALLEST_NORMAL))) return;
     for (int row = 0; row < t->rows; ++row)
         if (is_odd_query(p, t->query_row[row])) t->odd_rows |= (uint64_t)1 << row;
 }
 
 /* ---- K */
 
-static void copy_key_pairs(const sdpa_problem *p, const sdpa_task *t, char *copy)
+static void copy_pairs(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
+                       int64_t width, char *copy)
 {
-    const sdpa_array *key = &p->key;
-    const int64_t dim = p->dim;
-    for (int row = 0; row < t->block; ++row, copy += padded(steps(dim)) * 4) {
+    for (int row = 0; row < t->block; ++row, copy += padded(steps(width)) * 4) {
         int end = row + 1;
-        const char *at = key_address(p, t, row, &end);
-        for (int64_t d = 0; d < dim; ++d) write_bits(copy + 2 * d, read_bits(at + d * key->column));
-        if (dim % 2) write_bits(copy + 2 * dim, 0);
+        const char *at = row_address(p, array, rows_at, t, row, &end);
+        for (int64_t d = 0; d < width; ++d) write_bits(copy + 2 * d, read_bits(at + d * array->column));
+        if (width % 2) write_bits(copy + 2 * width, 0);
     }
 }
 
+/* Rows of K, or of V, in pairs of features: as they lie, where that can be. */
+static operand read_rows_across(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array,
+                                const char *rows_at, int64_t width, sdpa_copied *copied, void *copy)
+{
+    int end = t->block;
+    const char *at = row_address(p, array, rows_at, t, 0, &end);
+    if (end == t->block && array->column == 2 && width % 2 == 0 && array->row % 4 == 0 && (uintptr_t)at % 4 == 0)
+        return (operand){at, array->row, SDPA_BFLOAT16};
+    if (must_copy(t, copied)) copy_pairs(p, t, array, rows_at, width, copy);
+    return (operand){copy, padded(steps(width)) * 4, SDPA_BFLOAT16};
+}
 static operand read_keys(const sdpa_problem *p, sdpa_task *t)
 {
-    const sdpa_array *key = &p->key;
-    int end = t->block;
-    const char *at = key_address(p, t, 0, &end);
-    if (end == t->block && key->column == 2 && p->dim % 2 == 0 && key->row % 4 == 0 && (uintptr_t)at % 4 == 0)
-        return (operand){at, key->row, SDPA_BFLOAT16};
-    if (must_copy(t, &t->copied[0])) copy_key_pairs(p, t, t->key_copy);
-    return (operand){t->key_copy, padded(steps(p->dim)) * 4, SDPA_BFLOAT16};
+    return read_rows_across(p, t, &p->key, t->keys_at, p->dim, &t->copied[0], t->key_copy);
 }
 
 /* ---- V */
@@ -106,7 +115,7 @@ static inline void clear_value(const sdpa_problem *p, sdpa_task *t, int key, int
 
 static inline int is_small_value(uint16_t bits) { return (bits & 0x7fff) && (bits & 0x7fff) < SMALL_VALUE; }
 
-/* `count` <= 32 values side by side; 0 past them. */
+/* 32 values side by side; 0 past `count`. */
 static inline halves read_halves(const char *at, ptrdiff_t column, int64_t count)
 {
     uint16_t part[2 * VL] = {0};

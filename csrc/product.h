@@ -12,33 +12,31 @@
  *
  * k goes in `steps` of a number (singles.h) or of a pair (pairs.h); either is one `real`, and one multiply-add. */
 
-/* q[feature][rows] from the rows of the task. */
-static void load_queries(const sdpa_problem *p, sdpa_task *t)
+/* columns[feature][rows] from the rows of the task in an array of `width` features. */
+static void load_columns(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width,
+                         real *columns, extremes *found)
 {
-    const sdpa_array *query = &p->query;
-    const int64_t dim = steps(p->dim);
-#if PAIRS
-    halves distance = halves_zero();
-#endif
+    const int64_t dim = steps(width);
     for (int v = 0; v < t->vectors; ++v)
         for (int64_t column = 0; column < dim; column += VL) {
             const int64_t d = chunk_begin(column, dim);
             const int count = dim < VL ? (int)dim : VL;
-            real *to = (real *)t->q + d * ROWS + v * VL;
+            real *to = columns + d * ROWS + v * VL;
             vf tile[VL];
-#if PAIRS
-            read_query_pairs(tile, t->query_row + v * VL, STEP * d, p->dim, query, &distance);
-#else
-            read_transposed(tile, t->query_row + v * VL, d * query->column, count, query);
-#endif
+            read_columns(tile, row_at + v * VL, d, count, width, array, found);
             if (count == VL)
                 UNROLL_FOR (int i = 0; i < VL; ++i) vf_store(to + i * ROWS, tile[i]);
             else
                 for (int i = 0; i < count; ++i) vf_store(to + i * ROWS, tile[i]);
         }
-#if PAIRS
-    find_odd_rows(p, t, distance);
-#endif
+}
+
+/* q[feature][rows] */
+static void load_queries(const sdpa_problem *p, sdpa_task *t)
+{
+    extremes found = no_extremes();
+    load_columns(t, &p->query, t->query_row, p->dim, t->q, &found);
+    find_odd_rows(p, t, found);
 }
 
 static inline ALWAYS_INLINE void set_to_zero(const int height, const int vectors, vf sum[][SDPA_MAX_VECTORS])
@@ -49,11 +47,12 @@ static inline ALWAYS_INLINE void set_to_zero(const int height, const int vectors
 
 /* sum[i][v] += A(i, k) * B[k][v] for k < k_end and the vectors first <= v < end. */
 static inline ALWAYS_INLINE void multiply(const int height, const int first, const int end, vf sum[][SDPA_MAX_VECTORS],
-                                          int64_t k_end, const real *a, ptrdiff_t a_i, ptrdiff_t a_k, const real *b)
+                                          int64_t k_end, const real *a, ptrdiff_t a_i, ptrdiff_t a_k, const real *b,
+                                          ptrdiff_t b_k)
 {
     for (int64_t k = 0; k < k_end; ++k) {
         vf row[SDPA_MAX_VECTORS];
-        UNROLL_FOR (int v = first; v < end; ++v) row[v] = vf_load(b + k * ROWS + v * VL);
+        UNROLL_FOR (int v = first; v < end; ++v) row[v] = vf_load(b + k * b_k + v * VL);
         UNROLL_FOR (int i = 0; i < height; ++i) {
             const vf scalar = vf_set1(a[i * a_i + k * a_k]);
             UNROLL_FOR (int v = first; v < end; ++v) sum[i][v] = vf_product(scalar, row[v], sum[i][v]);
@@ -92,7 +91,7 @@ static inline ALWAYS_INLINE void score_tile(const int height, const int vectors,
 {
     vf sum[TALLEST][SDPA_MAX_VECTORS];
     set_to_zero(height, vectors, sum);
-    multiply(height, 0, vectors, sum, dim, k, k_stride, 1, q);
+    multiply(height, 0, vectors, sum, dim, k, k_stride, 1, q, ROWS);
     UNROLL_FOR (int v = 0; v < vectors; ++v) {
         vf highest = vf_load(high + v * VL);
         UNROLL_FOR (int i = 0; i < height; ++i) highest = vf_max(sum[i][v], highest);
@@ -122,22 +121,22 @@ static void score_keys(int vectors, int64_t keys, int64_t dim, const real *k, pt
 /* The error of one sum over thousands of steps would exceed twice that of NumPy: they are summed in parts. */
 enum { LONGEST_SUM = 512 };
 
-static void score_features(sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride, int64_t first, int64_t end,
-                           real *s, real *high)
+static void score_features(sdpa_segment g, const real *keys, ptrdiff_t stride, int64_t first, int64_t end,
+                           const real *q, real *s, real *high)
 {
     score_keys(g.end_vector - g.first_vector, g.end - g.begin, end - first, keys + g.begin * stride + first, stride,
-               (const real *)t->q + first * ROWS + g.first_vector * VL, s, high);
+               q + first * ROWS + g.first_vector * VL, s, high);
 }
 
 /* s += the products of the steps from LONGEST_SUM up to `dim`; high is found again. */
-static void add_features(sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff_t stride, int64_t dim, real *s,
+static void add_features(sdpa_segment g, const real *keys, ptrdiff_t stride, int64_t dim, const real *q, real *s,
                          real *high)
 {
     real part[BLOCK_KEYS * ROWS], unused[ROWS] = {0};
     const int64_t vectors = g.end_vector - g.first_vector;
     for (int64_t d = LONGEST_SUM; d < dim; d += LONGEST_SUM) {
         const int64_t end = dim - d < LONGEST_SUM ? dim : d + LONGEST_SUM;
-        score_features(t, g, keys, stride, d, end, part, unused);
+        score_features(g, keys, stride, d, end, q, part, unused);
         for (int key = 0; key < g.end - g.begin; ++key)
             for (int64_t i = key * ROWS; i < key * ROWS + vectors * VL; i += VL) {
                 const vf sum = vf_add(vf_load(s + i), vf_load(part + i));
@@ -148,27 +147,33 @@ static void add_features(sdpa_task *t, sdpa_segment g, const real *keys, ptrdiff
     }
 }
 
-/* The products of a segment. */
-static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand k)
+/* s[key][rows] = K[key][:] . q[:][rows] in a segment, for rows of `width` features; `s` and `high` are those of the
+ * block. */
+static void segment_products(sdpa_segment g, operand k, int64_t width, const real *q, real *s, real *high)
 {
-    const int64_t dim = steps(p->dim);
+    const int64_t dim = steps(width);
     const real *keys = (const real *)k.at;
     const ptrdiff_t stride = k.stride / (ptrdiff_t)sizeof(real);
-    real *s = scores_at(t, g.begin, g.first_vector), *high = (real *)t->high + g.first_vector * VL;
+    s += g.begin * ROWS + g.first_vector * VL;
+    high += g.first_vector * VL;
     if (dim <= LONGEST_SUM) {
-        score_features(t, g, keys, stride, 0, dim, s, high);
+        score_features(g, keys, stride, 0, dim, q, s, high);
     } else {
         real unused[ROWS] = {0};
-        score_features(t, g, keys, stride, 0, LONGEST_SUM, s, unused);
-        add_features(t, g, keys, stride, dim, s, high);
+        score_features(g, keys, stride, 0, LONGEST_SUM, q, s, unused);
+        add_features(g, keys, stride, dim, q, s, high);
     }
+}
+static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand k)
+{
+    segment_products(g, k, p->dim, t->q, t->s, t->high);
 }
 
 /* ---- o[feature][rows] = o[feature][rows] * shrink[rows] + sum over keys of V[key][feature] * s[key][rows] */
 
 /* A tile stays in registers over all segments of a block; a segment adds to the vectors that see its keys.  A block is
  * summed on its own before it joins `o`: the error of long rows grows with the number of blocks, not of keys. */
-static inline ALWAYS_INLINE void output_tile(const int height, const int vectors, const sdpa_task *t,
+static inline ALWAYS_INLINE void output_tile(const int height, const int vectors, const sdpa_task *t, const real *s,
                                              const real *values, ptrdiff_t stride, real *o, const real *shrink)
 {
     vf sum[TALLEST][SDPA_MAX_VECTORS];
@@ -176,10 +181,10 @@ static inline ALWAYS_INLINE void output_tile(const int height, const int vectors
     for (int n = 0; n < t->segments; ++n) {
         const sdpa_segment g = t->segment[n];
         const ptrdiff_t begin = g.begin / STEP; /* a block, and so a segment, begins with a whole step */
-        const real *from = values + begin * stride, *weights = (const real *)t->s + begin * ROWS;
+        const real *from = values + begin * stride, *weights = s + begin * ROWS;
 #define SEEN_BY(first, last)                                                                                           \
     if (last < vectors && g.first_vector == first && g.end_vector == last + 1)                                         \
-    multiply(height, first, last + 1, sum, steps(g.end - g.begin), from, 1, stride, weights)
+    multiply(height, first, last + 1, sum, steps(g.end - g.begin), from, 1, stride, weights, ROWS)
         SEEN_BY(0, 0);
         SEEN_BY(0, 1);
         SEEN_BY(0, 2);
@@ -199,30 +204,33 @@ static inline ALWAYS_INLINE void output_tile(const int height, const int vectors
         }
 }
 
-static inline ALWAYS_INLINE void output_tiles(const int vectors, int64_t value_dim, const sdpa_task *t,
-                                              const real *values, ptrdiff_t stride, const real *shrink)
+static inline ALWAYS_INLINE void output_tiles(const int vectors, int64_t width, const sdpa_task *t, const real *s,
+                                              const real *values, ptrdiff_t stride, real *o, const real *shrink)
 {
-    real *o = t->o;
-#define OUTPUT_TILE(height, e) output_tile(height, vectors, t, values + (e), stride, o + (e) * ROWS, shrink)
-    FOR_TILES(vectors, value_dim, OUTPUT_TILE);
+#define OUTPUT_TILE(height, e) output_tile(height, vectors, t, s, values + (e), stride, o + (e) * ROWS, shrink)
+    FOR_TILES(vectors, width, OUTPUT_TILE);
 #undef OUTPUT_TILE
 }
 
-/* `shrink` NULL: o is taken as 0. */
-static void output_block(const sdpa_problem *p, const sdpa_task *t, operand values, const real *shrink)
+/* o[feature][rows] = o * shrink + values^T s, for values of `width` features; `shrink` NULL: o is taken as 0. */
+static void weigh_block(const sdpa_task *t, operand values, int64_t width, const real *s, real *o, const real *shrink)
 {
     const ptrdiff_t stride = values.stride / (ptrdiff_t)sizeof(real);
-#define OUTPUT_TILES(vectors) output_tiles(vectors, p->value_dim, t, (const real *)values.at, stride, shrink)
+#define OUTPUT_TILES(vectors) output_tiles(vectors, width, t, s, (const real *)values.at, stride, o, shrink)
     WITH_VECTORS(t->vectors, OUTPUT_TILES);
 #undef OUTPUT_TILES
 }
+static void output_block(const sdpa_problem *p, const sdpa_task *t, operand values, const real *shrink)
+{
+    weigh_block(t, values, p->value_dim, t->s, t->o, shrink);
+}
 
 #if !PAIRS
-static inline ALWAYS_INLINE int all_finite(const int vectors, const real *o, int64_t value_dim)
+static inline ALWAYS_INLINE int all_finite(const int vectors, const real *o, int64_t width)
 {
     vf poison[SDPA_MAX_VECTORS]; /* one chain would wait for each fma */
     UNROLL_FOR (int v = 0; v < vectors; ++v) poison[v] = vf_set1(0);
-    for (int64_t e = 0; e < value_dim; ++e)
+    for (int64_t e = 0; e < width; ++e)
         UNROLL_FOR (int v = 0; v < vectors; ++v)
             poison[v] = vf_fma(vf_load(o + e * ROWS + v * VL), vf_set1(0), poison[v]);
     UNROLL_FOR (int v = 1; v < vectors; ++v) poison[0] = vf_add(poison[0], poison[v]);
@@ -230,14 +238,15 @@ static inline ALWAYS_INLINE int all_finite(const int vectors, const real *o, int
 }
 
 /* No NaN and no inf in o: x * 0 is 0 exactly then. */
-static int finite(const sdpa_problem *p, const sdpa_task *t)
+static int finite_sums(const sdpa_task *t, int64_t width)
 {
     int result = 1;
-#define ALL_FINITE(vectors) result = all_finite(vectors, t->o, p->value_dim)
+#define ALL_FINITE(vectors) result = all_finite(vectors, t->o, width)
     if (t->started) WITH_VECTORS(t->vectors, ALL_FINITE);
 #undef ALL_FINITE
     return result;
 }
+static int finite(const sdpa_problem *p, const sdpa_task *t) { return finite_sums(t, p->value_dim); }
 #endif
 
 static inline real *output_at(const sdpa_problem *p, const sdpa_task *t, int row, int64_t feature)
@@ -252,5 +261,5 @@ static void store_output(const sdpa_problem *p, const sdpa_task *t)
 #if PAIRS
     if (store_pairs(&p->out, t, p->value_dim)) return;
 #endif
-    store_transposed(&p->out, t, t->o, 0, p->value_dim, t->shrink);
+    store_transposed(&p->out, t, t->out_row, t->o, 0, p->value_dim, t->shrink);
 }

@@ -57,6 +57,14 @@ static inline vf add_bias(vf s, vf bias)
     return vf_select(vf_eq(bias, hidden), hidden, vf_add(s, bias));
 }
 
+/* cap * tanh(s / cap); where gradients are wanted its derivative is kept. */
+static inline vf capped(const sdpa_task *t, int key, int v, vf s, vf cap)
+{
+    const vf part = vf_tanh(vf_div(s, cap));
+    if (t->cap_slope) vf_store((real *)t->cap_slope + (ptrdiff_t)key * ROWS + v * VL, vf_fnma(part, part, vf_set1(1)));
+    return vf_mul(cap, part);
+}
+
 /* Takes the keys begin..end of the block through `steps` for the rows of vector v, VL keys at a time, in registers, and
  * raises `high` to the largest score.  Bias and mask lie as [row][key], so VL x VL tiles of them are transposed on the
  * way. */
@@ -75,7 +83,7 @@ static inline ALWAYS_INLINE void shape_by(const sdpa_problem *p, sdpa_task *t, i
         if (steps & SCALE)
             UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = vf_mul(s[i], scale);
         if (steps & CAP)
-            for (int i = 0; i < count; ++i) s[i] = vf_mul(cap, vf_tanh(vf_div(s[i], cap)));
+            for (int i = 0; i < count; ++i) s[i] = capped(t, key + i, v, s[i], cap);
         if (steps & ALIBI)
             UNROLL_FOR (int i = 0; i < VL; ++i)
                 s[i] = vf_fnma(row.slope, vf_abs(vf_sub(row.position, vf_set1((real)(key + i)))), s[i]);

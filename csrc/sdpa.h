@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SDPA_MAX_ROWS = 64, SDPA_MAX_VECTORS = 4, SDPA_MAX_BUNDLE = 8 };
+enum { SDPA_MAX_ROWS = 64, SDPA_MAX_VECTORS = 4, SDPA_MAX_BUNDLE = 8, SDPA_COPIES = 3 };
 
 /* One row per storable type; load.h is the only reader of it. */
 typedef enum { SDPA_BOOL, SDPA_INT8, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64 } sdpa_dtype;
@@ -50,6 +50,11 @@ typedef struct {
     /* Key j of batch b is row j % page_size of page pages[b * page_columns + j / page_size]: of the batch axis. */
     const int64_t *pages;
     int64_t page_columns, page_size;
+
+    /* For gradients; `out` and `lse` are inputs then.  Those of query, key and value are written, that of the bias, of
+     * the compute type and with the bias's own strides, is added to. */
+    sdpa_array grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias;
+    sdpa_array delta; /* (B, H, M), of the compute type: see backward.h; written where it is there */
 
     /* How the work is cut; see task.c. */
     int64_t block_keys;             /* keys per block */
@@ -108,6 +113,8 @@ typedef struct {
     /* Where each row lies; set only for arrays that are there. */
     char *query_row[SDPA_MAX_ROWS], *mask_row[SDPA_MAX_ROWS], *bias_row[SDPA_MAX_ROWS];
     char *out_row[SDPA_MAX_ROWS], *lse_row[SDPA_MAX_ROWS];
+    char *grad_out_row[SDPA_MAX_ROWS], *grad_query_row[SDPA_MAX_ROWS], *grad_bias_row[SDPA_MAX_ROWS];
+    char *grad_lse_row[SDPA_MAX_ROWS], *delta_row[SDPA_MAX_ROWS];
 
     /* The current key block (see sdpa_enter_block). */
     int64_t key; /* its first key */
@@ -122,7 +129,7 @@ typedef struct {
     int hidden;                               /* either was so, or there was a bias, in any block so far */
 
     /* Scratch of this thread; `real` is the compute type, R the rows of the kernel. */
-    sdpa_copied *copied;         /* [2]: what key_copy and value_copy hold */
+    sdpa_copied *copied;         /* [SDPA_COPIES]: what key_copy, value_copy and key_pairs hold */
     void *q;                     /* [D][R]; few rows: [R][D]; pairs: [D/2][R] */
     void *s;                     /* [block_keys][R]: scores, then weights; pairs of weights: [block_keys/2][R] */
     void *o;                     /* [E][R]; few rows: [R][E]: sums of weight * value */
@@ -136,6 +143,20 @@ typedef struct {
     int odd_values;              /* pairs: what is unusual about the values of the block (see pairs.h), */
     int any_odd_values;          /* and of all blocks so far */
     uint64_t odd_rows;           /* pairs: bit per row whose scores must be computed in float */
+
+    /* For gradients (see backward.h). */
+    void *g;                       /* [E][R]: grad_out, as q is query */
+    void *query_rows, *grad_rows;  /* [R][D], [R][E]: query and grad_out; pairs: [R/2][..], rows interleaved by twos */
+    uint64_t poisoned;             /* bit per row of grad_out with NaN or inf: grad_rows has 0 for them */
+    void *lse, *delta;             /* [R] */
+    void *slope;                   /* [block_keys][R]: gradients of the scores */
+    void *key_slope;               /* the same; pairs: [block_keys/2][R], rounded */
+    void *cap_slope;               /* [block_keys][R], where there is a softcap: its derivative */
+    void *key_pairs;               /* pairs: [block_keys/2][D]: rows of K interleaved by twos */
+    int careful;                   /* K may hold NaN or inf */
+    sdpa_span sums;                /* the keys of */
+    void *key_sums, *value_sums;   /* [keys][D], [keys][E]: their gradients; NULL where only those of queries count */
+    char *grad_keys_at, *grad_values_at; /* row 0 */
 } sdpa_task;
 
 /* One step of the algorithm on the current block (or at the start or end) of a task. */
@@ -157,6 +178,16 @@ typedef struct {
     sdpa_step start;                                                        /* o = 0 where nothing was seen */
     sdpa_step write_out;                                                    /* out = o * shrink */
     sdpa_step write_weights; /* weights of this block = exp(s - max) * shrink */
+
+    /* Gradients: NULL for few rows. */
+    int step;                   /* numbers in one `real` of an operand: 1, or 2 for pairs */
+    sdpa_step begin_backward;   /* queries to q, grad_out to g, ... */
+    sdpa_step score_gradients;  /* s = exp(s - lse), slope = s (V g - delta) */
+    sdpa_step query_gradient;   /* o = o + slope K */
+    sdpa_step key_gradients;    /* key_sums = key_sums + slope^T Q, value_sums = value_sums + s^T grad_out */
+    sdpa_step bias_gradient;    /* instead of these three: grad_bias = grad_bias + slope */
+    int (*needs_care)(const sdpa_problem *, const sdpa_task *); /* o holds NaN or inf, maybe from a hidden key */
+    sdpa_step write_query_gradient, write_key_gradients;
 } sdpa_kernel;
 
 /* What the arithmetic is made for: real numbers, or Q, K and V that all are bfloat16. */
@@ -180,6 +211,11 @@ void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit 
 sdpa_span sdpa_part(const sdpa_problem *, const sdpa_unit *, int64_t part, const sdpa_task *);
 int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *);
 size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks);
+sdpa_unit sdpa_backward_head(const sdpa_problem *, const sdpa_kernel *, int64_t head);
+void sdpa_enter_backward(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *);
+size_t sdpa_lay_out_backward(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks,
+                             int64_t keys);
+void sdpa_clear_sums(const sdpa_problem *, const sdpa_kernel *, sdpa_task *, int64_t keys);
 size_t sdpa_lay_out_sums(const sdpa_problem *, const sdpa_kernel *, char *memory, sdpa_task *);
 
 /* quantise.c */

@@ -16,6 +16,12 @@ static inline vf vf_round_pairs(vf low, vf high)
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(by_two, apart));
 }
 
+/* 16 numbers, rounded. */
+static inline void halves_store_half(char *p, vf a)
+{
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(a));
+}
+
 static inline int vf_any_denormal(vf a, vf b)
 {
     enum { DENORMAL = 0x20 };

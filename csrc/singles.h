@@ -105,3 +105,18 @@ static inline ALWAYS_INLINE vf keep_weights(const sdpa_task *t, int key, int v, 
     return kept;
 }
 static inline real weight_at(const sdpa_task *t, int key, int row) { return scores_at(t, key, 0)[row]; }
+
+#if !SDPA_FEW_ROWS
+/* What is unusual about rows that were loaded: nothing, here. */
+typedef int extremes;
+static inline extremes no_extremes(void) { return 0; }
+static inline void find_odd_rows(const sdpa_problem *p, sdpa_task *t, extremes found) { (void)p, (void)t, (void)found; }
+
+/* tile[column] lane row, for VL rows and `count` columns from `d` on. */
+static inline ALWAYS_INLINE void read_columns(vf *tile, char *const *row_at, int64_t d, int count, int64_t width,
+                                              const sdpa_array *array, extremes *found)
+{
+    (void)width, (void)found;
+    read_transposed(tile, row_at, d * array->column, count, array);
+}
+#endif

@@ -127,9 +127,9 @@ sdpa_unit sdpa_find_unit(const sdpa_problem *p, const sdpa_kernel *kernel, int64
 }
 
 /* Where the rows of K or V begin. */
-static const char *first_row_of(const sdpa_problem *p, const sdpa_array *array, const sdpa_task *t)
+static char *first_row_of(const sdpa_problem *p, const sdpa_array *array, const sdpa_task *t)
 {
-    const char *at = array->data + t->kv_head * array->head;
+    char *at = array->data + t->kv_head * array->head;
     if (!array->data || p->pages) return at;
     return at + (p->k_starts ? p->k_starts[t->batch] * array->row : t->batch * array->batch);
 }
@@ -350,7 +350,7 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
     const int64_t rows = kernel->rows, bytes = kernel->real_bytes, keys = min64(p->block_keys, p->kv_len + 1);
     char *at = scratch;
     const int64_t dim = padded(p->dim, kernel), value_dim = padded(p->value_dim, kernel);
-    sdpa_copied *copied = take(&at, 2, sizeof *copied);
+    sdpa_copied *copied = take(&at, SDPA_COPIES, sizeof *copied);
     void *s = take(&at, keys * rows, bytes), *visible = take(&at, keys * rows, bytes);
     void *high = take(&at, rows, bytes);
     void *block_o = kernel->join ? take(&at, value_dim * rows, bytes) : NULL;
@@ -359,6 +359,7 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
         t[i].copied = copied;
         t[i].s = s, t[i].visible = visible;
         t[i].high = high;
+        t[i].cap_slope = NULL;
         t[i].block_o = block_o;
         t[i].key_copy = key_copy, t[i].value_copy = value_copy;
         t[i].shrink = take(&at, rows, bytes);
@@ -369,6 +370,67 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
         t[i].kept = take(&at, rows, bytes);
     }
     return (size_t)(at - scratch);
+}
+
+/* A head as gradients take it.  Its tasks depend on nothing but its rows: those of key and value are sums over them. */
+sdpa_unit sdpa_backward_head(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t head)
+{
+    sdpa_unit unit = {.batch = head / p->kv_heads, .kv_head = head % p->kv_heads};
+    const int64_t rows = queries(p, unit.batch) * sdpa_group(p);
+    unit.cut.tasks = (rows + kernel->rows - 1) / kernel->rows;
+    return unit;
+}
+
+void sdpa_enter_backward(const sdpa_problem *p, const sdpa_kernel *kernel, const sdpa_unit *unit, int64_t index,
+                         sdpa_task *t)
+{
+    sdpa_enter_task(p, kernel, unit, index, t);
+    const int padded = t->vectors * kernel->lanes;
+    locate_rows(p, &p->grad_out, t, t->first_row, padded, t->grad_out_row);
+    locate_rows(p, &p->grad_query, t, t->first_row, padded, t->grad_query_row);
+    locate_rows(p, &p->grad_bias, t, t->first_row, padded, t->grad_bias_row);
+    locate_rows(p, &p->grad_lse, t, t->first_row, padded, t->grad_lse_row);
+    locate_rows(p, &p->delta, t, t->first_row, padded, t->delta_row);
+    t->grad_keys_at = first_row_of(p, &p->grad_key, t);
+    t->grad_values_at = first_row_of(p, &p->grad_value, t);
+}
+
+/* The scratch of one thread for gradients, those of `keys` keys among them.  Returns the size. */
+size_t sdpa_lay_out_backward(const sdpa_problem *p, const sdpa_kernel *kernel, char *scratch, sdpa_task *t, int tasks,
+                             int64_t keys)
+{
+    const int64_t rows = kernel->rows, bytes = kernel->real_bytes, block = min64(p->block_keys, p->kv_len + 1);
+    char *at = scratch;
+    const int64_t dim = padded(p->dim, kernel), value_dim = padded(p->value_dim, kernel);
+    sdpa_task shared = {.copied = take(&at, SDPA_COPIES, sizeof *shared.copied)};
+    shared.s = take(&at, block * rows, bytes);
+    shared.slope = take(&at, block * rows, bytes);
+    shared.key_slope = kernel->step == 1 ? shared.slope : take(&at, (block + 1) / 2 * rows, bytes);
+    shared.cap_slope = p->softcap != 0 ? take(&at, block * rows, bytes) : NULL;
+    shared.high = take(&at, rows, bytes);
+    shared.key_copy = take(&at, block * dim, bytes);
+    shared.value_copy = take(&at, block * value_dim, bytes);
+    shared.key_pairs = kernel->step == 1 ? NULL : take(&at, (block + 1) / 2 * dim, bytes);
+    shared.key_sums = keys ? take(&at, keys * dim, bytes) : NULL;
+    shared.value_sums = keys ? take(&at, keys * value_dim, bytes) : NULL;
+    for (int i = 0; i < tasks; ++i) {
+        t[i] = shared;
+        t[i].q = take(&at, dim * rows, bytes);
+        t[i].g = take(&at, value_dim * rows, bytes);
+        t[i].query_rows = take(&at, dim * rows, bytes);
+        t[i].grad_rows = take(&at, value_dim * rows, bytes);
+        t[i].o = take(&at, dim * rows, bytes);
+        t[i].shrink = take(&at, rows, bytes);
+        t[i].lse = take(&at, rows, bytes);
+        t[i].delta = take(&at, rows, bytes);
+    }
+    return (size_t)(at - scratch);
+}
+
+void sdpa_clear_sums(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t, int64_t keys)
+{
+    memset(t->key_sums, 0, (size_t)(keys * padded(p->dim, kernel) * kernel->real_bytes));
+    memset(t->value_sums, 0, (size_t)(keys * padded(p->value_dim, kernel) * kernel->real_bytes));
 }
 
 /* Memory for the sums of one part.  Returns its size. */

@@ -1,9 +1,11 @@
 """Scaled dot-product attention for NumPy on CPUs: softmax(Q K^T / sqrt(d)) V."""
 
 from . import reference
+from ._backward import attention_backward, attention_varlen_backward
 from ._cache import KVCache
 from ._explain import Explanation, explain
 from ._forward import attention, attention_weights, merge, scaled_dot_product_attention
+from ._gradients import Gradients
 from ._kernels import build_info, kernels
 from ._paged import PagedKVCache
 from ._rotary import rotary
@@ -13,10 +15,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Explanation",
+    "Gradients",
     "KVCache",
     "PagedKVCache",
     "attention",
+    "attention_backward",
     "attention_varlen",
+    "attention_varlen_backward",
     "attention_weights",
     "build_info",
     "explain",

@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t
 
 cdef extern from "sdpa.h" nogil:
     int SDPA_BOOL, SDPA_INT8, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64
-    enum: SDPA_MAX_BUNDLE, SDPA_PURPOSES
+    enum: SDPA_MAX_BUNDLE, SDPA_PURPOSES, SDPA_COPIES
     int SDPA_FOR_FLOAT, SDPA_FOR_DOUBLE, SDPA_FOR_BFLOAT16
 
     ctypedef struct sdpa_array:
@@ -28,6 +28,8 @@ cdef extern from "sdpa.h" nogil:
         const int64_t *k_starts
         const int64_t *pages
         int64_t page_columns, page_size
+        sdpa_array grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias
+        sdpa_array delta
         int64_t block_keys
         int threads
         int64_t fewest_rows, most_rows
@@ -52,6 +54,10 @@ cdef extern from "sdpa.h" nogil:
         sdpa_copied *copied
         int started
         int hidden
+        void *cap_slope
+        int careful
+        sdpa_span sums
+        void *key_sums
 
     ctypedef void (*sdpa_step)(const sdpa_problem *, sdpa_task *) noexcept nogil
 
@@ -63,6 +69,9 @@ cdef extern from "sdpa.h" nogil:
         sdpa_step close_sums
         void (*join)(const sdpa_problem *, sdpa_task *, const sdpa_task *) noexcept nogil
         sdpa_step start, write_out, write_weights
+        sdpa_step begin_backward, score_gradients, query_gradient, key_gradients, bias_gradient
+        int (*needs_care)(const sdpa_problem *, const sdpa_task *) noexcept nogil
+        sdpa_step write_query_gradient, write_key_gradients
 
     ctypedef struct sdpa_isa:
         const char *name
@@ -79,6 +88,11 @@ cdef extern from "sdpa.h" nogil:
     sdpa_span sdpa_part(const sdpa_problem *, const sdpa_unit *, int64_t part, const sdpa_task *)
     int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *)
     size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks)
+    sdpa_unit sdpa_backward_head(const sdpa_problem *, const sdpa_kernel *, int64_t head)
+    void sdpa_enter_backward(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *)
+    size_t sdpa_lay_out_backward(
+        const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks, int64_t keys)
+    void sdpa_clear_sums(const sdpa_problem *, const sdpa_kernel *, sdpa_task *, int64_t keys)
     size_t sdpa_lay_out_sums(const sdpa_problem *, const sdpa_kernel *, char *memory, sdpa_task *)
 
     int sdpa_quantise_rows(

@@ -198,7 +198,7 @@ cdef int run(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
     if memory == NULL:
         raise MemoryError(f"{needed} bytes of scratch for {threads} threads")
     for thread in range(threads):
-        memset(scratch + thread * bytes_each, 0, 2 * sizeof(sdpa_copied))  # its first part: nothing was copied yet
+        memset(scratch + thread * bytes_each, 0, SDPA_COPIES * sizeof(sdpa_copied))  # its first part: nothing was copied yet
     with nogil:
         if threads == 1:
             for unit in range(units):
@@ -367,23 +367,39 @@ def attend(
     """
     cdef sdpa_problem p
     cdef int64_t[::1] unit_starts
-    memset(&p, 0, sizeof(p))
-    set_sizes(&p, query, key)
-    p.query = array_of(query)
-    p.key = array_of(key)
-    if value is not None:
-        p.value_dim = cnp.PyArray_DIM(value, 3)
-        p.value = array_of(value)
-    if out is not None:
-        p.out = array_of(out)
-    if weights is not None:
-        p.weights = array_of(weights)
-    if lse is not None:
-        p.lse = array_of(lse)
-    if mask is not None:
-        p.mask = array_of(mask)
-    if bias is not None:
-        p.bias = array_of(bias)
+    take_arguments(&p, query, key, value, out, weights, lse, mask, bias, begin_shift, end_shift, q_offset, kv_lengths,
+                   scale, softcap, alibi_slopes, q_starts, k_starts)
+    if sinks is not None:
+        p.sinks = &sinks[0, 0]
+    if key_scale is not None:
+        set_scales(&p, key_scale, value_scale, group)
+    if pages is not None:
+        p.pages, p.page_columns, p.page_size = &pages[0, 0], pages.shape[1], page_size
+    if q_starts is not None:
+        unit_starts = np.empty(q_starts.shape[0], np.int64)
+        p.unit_starts = &unit_starts[0]
+    run_all(&p, kernel, threads)
+
+
+cdef sdpa_array array_if(cnp.ndarray array):
+    cdef sdpa_array absent
+    memset(&absent, 0, sizeof(absent))
+    return absent if array is None else array_of(array)
+
+
+cdef int take_arguments(
+    sdpa_problem *p, cnp.ndarray query, cnp.ndarray key, cnp.ndarray value, cnp.ndarray out, cnp.ndarray weights,
+    cnp.ndarray lse, cnp.ndarray mask, cnp.ndarray bias, const int64_t[::1] begin_shift, const int64_t[::1] end_shift,
+    const int64_t[::1] q_offset, const int64_t[::1] kv_lengths, double scale, double softcap,
+    const double[:, ::1] alibi_slopes, const int64_t[::1] q_starts, const int64_t[::1] k_starts,
+) except -1:
+    """What results and gradients have in common; see `attend`."""
+    memset(p, 0, sizeof(p[0]))
+    set_sizes(p, query, key)
+    p.query, p.key, p.value = array_of(query), array_of(key), array_if(value)
+    p.value_dim = 0 if value is None else cnp.PyArray_DIM(value, 3)
+    p.out, p.weights, p.lse = array_if(out), array_if(weights), array_if(lse)
+    p.mask, p.bias = array_if(mask), array_if(bias)
     p.shift_step = 1
     if begin_shift is not None:
         p.begin_shift = &begin_shift[0]
@@ -393,23 +409,13 @@ def attend(
         p.q_offset = &q_offset[0]
     if kv_lengths is not None:
         p.kv_lengths = &kv_lengths[0]
-    if sinks is not None:
-        p.sinks = &sinks[0, 0]
     if alibi_slopes is not None:
         p.alibi_slopes = &alibi_slopes[0, 0]
-    p.scale = scale
-    p.softcap = softcap
-    if key_scale is not None:
-        set_scales(&p, key_scale, value_scale, group)
+    p.scale, p.softcap = scale, softcap
     if q_starts is not None:
-        set_sequences(&p, q_starts, kv_lengths)
-        if k_starts is not None:
-            p.k_starts = &k_starts[0]
-        else:
-            p.pages, p.page_columns, p.page_size = &pages[0, 0], pages.shape[1], page_size
-        unit_starts = np.empty(q_starts.shape[0], np.int64)
-        p.unit_starts = &unit_starts[0]
-    run_all(&p, kernel, threads)
+        set_sequences(p, q_starts, kv_lengths)
+    if k_starts is not None:
+        p.k_starts = &k_starts[0]
 
 
 cdef void set_scales(sdpa_problem *p, cnp.ndarray key_scale, cnp.ndarray value_scale, int group) noexcept:
@@ -576,6 +582,9 @@ def attend_plain(
         threads = threads_of(None)
     run_all(&p, kernel, threads)
     return out
+
+
+include "_core_backward.pxi"
 
 
 # ------------------------------------------------------------------------------------------------- rotary embedding

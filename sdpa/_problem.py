@@ -175,18 +175,18 @@ class Problem:
                 if result is not None:
                     result[...] = empty
             return
-        for parts, batches in _flat_batches(self.lead, arrays):
+        for parts, batches in flat_batches(self.lead, arrays):
             query, key, value, part_out, part_weights, mask, bias, part_lse = parts
             _core.attend(
                 kernel, query, key, value=value, out=part_out, weights=part_weights, lse=part_lse, mask=mask, bias=bias,
-                begin_shift=_part(self.begin_shift, batches), end_shift=_part(self.end_shift, batches),
-                q_offset=_part(self.q_offset, batches), kv_lengths=_part(self.kv_lengths, batches),
-                scale=self.scale, softcap=self.softcap, sinks=_part(self.sinks, batches),
-                alibi_slopes=_part(self.alibi_slopes, batches), threads=self.threads, **scales,
+                begin_shift=part_of(self.begin_shift, batches), end_shift=part_of(self.end_shift, batches),
+                q_offset=part_of(self.q_offset, batches), kv_lengths=part_of(self.kv_lengths, batches),
+                scale=self.scale, softcap=self.softcap, sinks=part_of(self.sinks, batches),
+                alibi_slopes=part_of(self.alibi_slopes, batches), threads=self.threads, **scales,
             )  # fmt: skip
 
 
-def _part(array, batches):
+def part_of(array, batches):
     return None if array is None else array[batches]
 
 
@@ -197,7 +197,7 @@ def _four_axes(array):
     return array[(None,) * (4 - array.ndim)]
 
 
-def _flat_batches(lead, arrays):
+def flat_batches(lead, arrays):
     """Yields the arrays with exactly one leading axis, and which batches these are, without a copy: all at once where
     the leading axes fold into one, else one slice of the first axes after the other."""
     if len(lead) == 1:

@@ -52,6 +52,28 @@ def attention_varlen(
     >>> sdpa.attention_varlen(query, query, value, cu_seqlens_q=[0, 2, 3], causal=True).ravel().tolist()
     [2.0, 3.0, 7.0]
     """
+    query, key, value, q_starts, k_starts = packed_arrays(query, key, value, cu_seqlens_q, cu_seqlens_k)
+    given = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    out, lse = attend_packed(
+        query, key, value, q_starts=q_starts, k_starts=k_starts[:-1], k_counts=np.diff(k_starts), mask=mask, bias=bias,
+        causal=causal, window=window, q_offset=q_offset, kv_lengths=kv_lengths, scale=scale, softcap=softcap,
+        sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, threads=threads, given=given,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+# What callers give: also that of PagedKVCache.
+
+
+def packed_rows(name, array):
+    array = _float_array(name, array)
+    if array.ndim != 3:
+        raise ValueError(f"{name} has shape {array.shape}: it must have three axes, (tokens, heads, size)")
+    return array
+
+
+def packed_arrays(query, key, value, cu_seqlens_q, cu_seqlens_k):
+    """They fit together; and where sequences begin, in query and in key."""
     query, key, value = (packed_rows(*given) for given in (("query", query), ("key", key), ("value", value)))
     if key.shape[:2] != value.shape[:2]:
         raise ValueError(
@@ -73,23 +95,7 @@ def attention_varlen(
             )
     elif len(key) != len(query):
         raise ValueError(f"query has {len(query)} rows and key {len(key)}: without cu_seqlens_k they must be as many")
-    given = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    out, lse = attend_packed(
-        query, key, value, q_starts=q_starts, k_starts=k_starts[:-1], k_counts=np.diff(k_starts), mask=mask, bias=bias,
-        causal=causal, window=window, q_offset=q_offset, kv_lengths=kv_lengths, scale=scale, softcap=softcap,
-        sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, threads=threads, given=given,
-    )  # fmt: skip
-    return (out, lse) if return_lse else out
-
-
-# What callers give: also that of PagedKVCache.
-
-
-def packed_rows(name, array):
-    array = _float_array(name, array)
-    if array.ndim != 3:
-        raise ValueError(f"{name} has shape {array.shape}: it must have three axes, (tokens, heads, size)")
-    return array
+    return query, key, value, q_starts, k_starts
 
 
 def starts(name, given, rows_name, rows):
@@ -104,15 +110,11 @@ def starts(name, given, rows_name, rows):
     return np.ascontiguousarray(numbers, np.int64)
 
 
-def attend_packed(
-    query, key, value, *, q_starts, k_starts=None, pages=None, page_size=1, k_counts, mask, bias, causal, window,
-    q_offset, kv_lengths, scale, softcap, sinks, alibi_slopes, return_lse, out, threads, given,
+def check_options(
+    query, key, value, *, q_starts, k_counts, mask, bias, causal, window, q_offset, kv_lengths, scale, softcap, sinks,
+    alibi_slopes, threads, given,
 ):  # fmt: skip
-    """The checks of the options, and the result: (out, lse or None).
-
-    The shapes of query, key and value were checked, not their dtypes.  k_counts (S): the keys of each sequence.
-    given : what else the caller gave, by name, that `out` must not overlap.
-    """
+    """The options as `_attend_sequences` takes them; `given` gets the arrays among them, by name, as they were given."""
     check_widths({"query": query, "key": key, "value": value})
     tokens, heads, dim = query.shape
     q_counts = np.diff(q_starts)
@@ -140,19 +142,33 @@ def attend_packed(
     alibi_slopes = None if alibi_slopes is None else _per_head("alibi_slopes", alibi_slopes, sequences, heads)
     if threads is not None:
         _threads.count(threads)
-    shape = (tokens, heads, value.shape[-1])
+    return dict(
+        q_starts=q_starts, kv_lengths=lengths, q_offset=offsets, mask=mask, bias=bias,
+        begin_shift=None if left is None else _sum_within(limit, offsets, -left),
+        end_shift=None if right is None else _sum_within(limit, offsets, right + 1),
+        scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=threads,
+    )  # fmt: skip
+
+
+def attend_packed(
+    query, key, value, *, q_starts, k_starts=None, pages=None, page_size=1, k_counts, return_lse, out, given, **options
+):
+    """The checks of the options, and the result: (out, lse or None).
+
+    The shapes of query, key and value were checked, not their dtypes.  k_counts (S): the keys of each sequence.
+    given : what else the caller gave, by name, that `out` must not overlap.
+    """
+    options = check_options(query, key, value, q_starts=q_starts, k_counts=k_counts, given=given, **options)
+    shape = (*query.shape[:2], value.shape[-1])
     if out is None:
         out = np.empty_like(query, shape=shape, subok=False)
     else:
         arrays = {name: array for name, array in given.items() if isinstance(array, np.ndarray)}
         check_out(out, shape, query.dtype, {"query": query, "key": key, "value": value, **arrays})
-    lse = np.empty((tokens, heads), sum_dtype(query.dtype)) if return_lse else None
+    lse = np.empty(shape[:2], sum_dtype(query.dtype)) if return_lse else None
     _attend_sequences(
-        query, key, value, q_starts=q_starts, kv_lengths=lengths, k_starts=k_starts, pages=pages, page_size=page_size,
-        q_offset=offsets, begin_shift=None if left is None else _sum_within(limit, offsets, -left),
-        end_shift=None if right is None else _sum_within(limit, offsets, right + 1), mask=mask, bias=bias,
-        scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, out=out, lse=lse, threads=threads,
-    )  # fmt: skip
+        query, key, value, k_starts=k_starts, pages=pages, page_size=page_size, out=out, lse=lse, **options
+    )
     return out, lse
 
 
@@ -174,23 +190,36 @@ def _attend_sequences(
     with L >= kv_lengths.max(); softcap 0 is none; sinks and alibi_slopes are None or (S, H) float64; threads may be
     None.  Sequences without queries or without keys are among them.
     """
-    heads_first = [None if x is None else x.swapaxes(0, 1)[None] for x in (query, out, lse)]
-    query, out, lse = heads_first[0], heads_first[1], None if lse is None else heads_first[2][..., None]
     if not query.size or not kv_lengths.any():  # nothing to compare: every row sees nothing
         out[...] = 0
         if lse is not None:
             lse[...] = -np.inf
         return
+    threads = thread_count(threads, query, value, kv_lengths)
+    query, out = heads_first(query), heads_first(out)
+    lse = None if lse is None else heads_first(lse[..., None])
     if pages is None:
-        key, value = key.swapaxes(0, 1)[None], value.swapaxes(0, 1)[None]
-    if threads is None and _core.is_small(
-        1, query.shape[1], query.shape[2], int(kv_lengths.max()), query.shape[3], value.shape[3]
-    ):
-        threads = 1
+        key, value = heads_first(key), heads_first(value)
     _core.attend(
         _kernels.default, query, key, value=value, out=out, weights=None, lse=lse,
-        mask=None if mask is None else mask[None], bias=None if bias is None else bias[None],
+        mask=one_batch(mask), bias=one_batch(bias),
         begin_shift=begin_shift, end_shift=end_shift, q_offset=q_offset, kv_lengths=kv_lengths, scale=scale,
-        softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=_threads.count(threads), q_starts=q_starts,
+        softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=threads, q_starts=q_starts,
         k_starts=k_starts, pages=pages, page_size=page_size,
     )  # fmt: skip
+
+
+def thread_count(threads, query, value, kv_lengths):
+    longest = int(kv_lengths.max())
+    if threads is None and _core.is_small(1, query.shape[1], len(query), longest, query.shape[2], value.shape[-1]):
+        return 1
+    return _threads.count(threads)
+
+
+def heads_first(array):
+    """(T, H, E) as (1, H, T, E)."""
+    return array.swapaxes(0, 1)[None]
+
+
+def one_batch(array):
+    return None if array is None else array[None]

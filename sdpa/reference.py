@@ -30,7 +30,19 @@ import operator
 
 import numpy as np
 
-__all__ = ["attention", "attention_varlen", "attention_weights", "merge", "rotary", "scaled_dot_product_attention"]
+from ._gradients import Gradients
+
+__all__ = [
+    "Gradients",
+    "attention",
+    "attention_backward",
+    "attention_varlen",
+    "attention_varlen_backward",
+    "attention_weights",
+    "merge",
+    "rotary",
+    "scaled_dot_product_attention",
+]
 
 
 def attention(
@@ -84,31 +96,125 @@ def attention_varlen(
     q_offset, kv_lengths : one per sequence, or one for all.    sinks, alibi_slopes : (H) or (S, H).
     """
     query, key, value = np.asarray(query), np.asarray(key), np.asarray(value)
-    ends = [np.asarray(x).tolist() for x in (cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k)]
-    queries, keys = ([slice(*pair) for pair in itertools.pairwise(x)] for x in ends)
-    sequences, heads = len(queries), query.shape[1]
-    pairs = (heads, len(query), max((s.stop - s.start for s in keys), default=0))
-    mask = None if mask is None else fit("mask", mask, pairs)
-    bias = None if bias is None else fit("bias", bias, pairs)
-    q_offset = None if q_offset is None else fit("q_offset", q_offset, (sequences,))
-    kv_lengths = None if kv_lengths is None else fit("kv_lengths", kv_lengths, (sequences,))
-    sinks = None if sinks is None else fit("sinks", sinks, (sequences, heads))
-    slopes = None if alibi_slopes is None else fit("alibi_slopes", alibi_slopes, (sequences, heads))
-    result = np.zeros((len(query), heads, value.shape[2]), np.float64 if dtype is None else dtype)
-    lse = np.zeros((len(query), heads), arithmetic(dtype))
-    for b, (q, k) in enumerate(zip(queries, keys)):
-        own, own_lse = attention(
-            query[q].swapaxes(0, 1), key[k].swapaxes(0, 1), value[k].swapaxes(0, 1),
-            mask=None if mask is None else mask[:, q, : k.stop - k.start],
-            bias=None if bias is None else bias[:, q, : k.stop - k.start],
-            causal=causal, window=window, q_offset=None if q_offset is None else q_offset[b],
-            kv_lengths=None if kv_lengths is None else kv_lengths[b], scale=scale, softcap=softcap,
-            sinks=None if sinks is None else sinks[b], alibi_slopes=None if slopes is None else slopes[b],
-            return_lse=True, dtype=dtype,
+    sequences = split(
+        query, key, cu_seqlens_q, cu_seqlens_k, mask=mask, bias=bias, q_offset=q_offset, kv_lengths=kv_lengths,
+        sinks=sinks, alibi_slopes=alibi_slopes,
+    )  # fmt: skip
+    tokens, heads, _ = query.shape
+    result = np.zeros((tokens, heads, value.shape[2]), np.float64 if dtype is None else dtype)
+    lse = np.zeros((tokens, heads), arithmetic(dtype))
+    for q, k, own in sequences:
+        own_out, own_lse = attention(
+            query[q].swapaxes(0, 1), key[k].swapaxes(0, 1), value[k].swapaxes(0, 1), causal=causal, window=window,
+            scale=scale, softcap=softcap, return_lse=True, dtype=dtype, **own,
         )  # fmt: skip
-        result[q], lse[q] = own.swapaxes(0, 1), own_lse.T
+        result[q], lse[q] = own_out.swapaxes(0, 1), own_lse.T
     result = deliver(result, out, query, key, value, mask, bias)
     return (result, lse) if return_lse else result
+
+
+def attention_backward(
+    grad_out, query, key, value, out, lse, *, grad_lse=None,
+    mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
+    scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None, dtype=None,
+):  # fmt: skip
+    """How a number computed from `attention` changes with its inputs, given how it changes with its results.
+
+    grad_out, grad_lse : the derivatives of that number by out and by lse, in their shapes; without grad_lse the lse
+        had no influence.
+    out, lse : what `attention` gave for these inputs and options.
+
+    S are the scores of the visible keys, P their weights; f scales and caps:
+
+        S = f(Q K^T) + bias     dbias = dS               dQ = (dS f') K     dK = (dS f')^T Q
+        P = exp(S - lse)        dS = P (dP - delta)      delta = dO . O - dlse, one number per row
+        O = P V                 dP = dO V^T              dV = P^T dO
+
+    The middle row holds because P_k changes with S_j by P_k ((j = k) - P_j): dS_j is P_j (dP_j - sum of P_k dP_k), and
+    that sum is dO . (sum of P_k V_k). lse changes by P_j. A sink is a key whose value is 0, so its gradient is the sum
+    over the rows of exp(sink - lse) (0 - delta). What was broadcast gets the sum over its uses, and so does a key head
+    that several query heads share.
+
+    Gradients have the shapes of the inputs. They are 0 for a row that sees no key (lse -inf) and for pairs that do
+    not see each other, whatever grad_out, query, key, value or bias hold there. A key whose score is -inf is not seen.
+
+    >>> import numpy as np
+    >>> query, key, value = np.array([[1.0]]), np.array([[0.0], [np.log(3)]]), np.array([[8.0], [4.0]])
+    >>> out, lse = attention(query, key, value, return_lse=True)  # weights 1/4 and 3/4
+    >>> attention_backward(np.array([[1.0]]), query, key, value, out, lse).value
+    array([[0.25],
+           [0.75]])
+    """
+    q, k, v, leading, rank = align(query, key, value, dtype)
+    rows = (*leading, *q.shape[-3:-1])
+    grad_out, out = (
+        like_result(name, array, (*rows, v.shape[-1]), rank, dtype)
+        for name, array in (("grad_out", grad_out), ("out", out))
+    )
+    lse, grad_lse = (
+        like_result(name, array, rows, rank - 1, arithmetic(dtype))[..., None]
+        for name, array in (("lse", lse), ("grad_lse", np.zeros(np.shape(lse)) if grad_lse is None else grad_lse))
+    )
+    seen, score, steepness, sink = compare(
+        q, k, leading, dtype, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+    )  # fmt: skip
+    seen &= (score != -np.inf) & (lse != -np.inf)
+    with np.errstate(invalid="ignore", over="ignore"):
+        weight = rounded(np.where(seen, np.exp(score - lse), 0), dtype)
+        delta = (grad_out * out).sum(axis=-1, keepdims=True) - grad_lse
+        grad_score = np.where(seen, weight * (grad_out @ v.swapaxes(-1, -2) - delta), 0)
+        grad_product = rounded(np.where(seen, grad_score * steepness, 0), dtype)
+        grad_sink = np.where(lse == -np.inf, 0, np.exp(sink - lse) * -delta)
+
+    seen_by = seen.swapaxes(-1, -2)
+    grad_query = weighted_sum(grad_product, k, seen)
+    grad_key = weighted_sum(grad_product.swapaxes(-1, -2), q, seen_by)
+    grad_value = weighted_sum(weight.swapaxes(-1, -2), grad_out, seen_by)
+    return Gradients(
+        cast(reduced(grad_query, np.shape(query)), dtype),
+        cast(reduced(over_groups(grad_key, np.shape(key)), np.shape(key)), dtype),
+        cast(reduced(over_groups(grad_value, np.shape(value)), np.shape(value)), dtype),
+        None if bias is None else cast(reduced(grad_score, np.shape(bias)), dtype),
+        None if sinks is None else cast(reduced(grad_sink.sum(axis=(-2, -1)), np.shape(sinks)), dtype),
+    )
+
+
+def attention_varlen_backward(
+    grad_out, query, key, value, out, lse, *, cu_seqlens_q, cu_seqlens_k=None, grad_lse=None,
+    mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
+    scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None, dtype=None,
+):  # fmt: skip
+    """`attention_backward` for one sequence after the other; arrays and options as for `attention_varlen`."""
+    query, key, value = np.asarray(query), np.asarray(key), np.asarray(value)
+    sequences = split(
+        query, key, cu_seqlens_q, cu_seqlens_k, mask=mask, bias=bias, q_offset=q_offset, kv_lengths=kv_lengths,
+        sinks=sinks, alibi_slopes=alibi_slopes,
+    )  # fmt: skip
+    tokens, heads, _ = query.shape
+    grad_out = like_result("grad_out", grad_out, (tokens, heads, value.shape[2]), 3, dtype)
+    out = like_result("out", out, grad_out.shape, 3, dtype)
+    lse = like_result("lse", lse, (tokens, heads), 2, arithmetic(dtype))
+    grad_lse = None if grad_lse is None else like_result("grad_lse", grad_lse, lse.shape, 2, arithmetic(dtype))
+    longest = max((k.stop - k.start for _, k, _ in sequences), default=0)
+    shapes = query.shape, key.shape, value.shape, (heads, tokens, longest), (len(sequences), heads)
+    grads = Gradients(*(np.zeros(shape, arithmetic(dtype)) for shape in shapes))
+    for b, (q, k, own) in enumerate(sequences):
+        of = attention_backward(
+            *(x.swapaxes(0, 1) for x in (grad_out[q], query[q], key[k], value[k], out[q])), lse[q].T,
+            grad_lse=None if grad_lse is None else grad_lse[q].T, causal=causal, window=window, scale=scale,
+            softcap=softcap, dtype=dtype, **own,
+        )  # fmt: skip
+        grads.query[q], grads.key[k], grads.value[k] = (x.swapaxes(0, 1) for x in of[:3])
+        if bias is not None:
+            grads.bias[:, q, : k.stop - k.start] = of.bias
+        if sinks is not None:
+            grads.sinks[b] = of.sinks
+    return Gradients(
+        *(cast(x, dtype) for x in grads[:3]),
+        None if bias is None else cast(reduced(grads.bias, np.shape(bias)), dtype),
+        None if sinks is None else cast(reduced(grads.sinks, np.shape(sinks)), dtype),
+    )
 
 
 def attention_weights(
@@ -171,11 +277,18 @@ def scaled_dot_product_attention(
 # (..., H, N, E); what is per pair (..., H, M, N), per head (..., H, 1, 1), per batch (..., 1, 1, 1).
 
 
-def probabilities(
+def probabilities(query, key, leading, dtype, **options):
+    """Who sees whom, how the keys weigh, and the log-sum-exp: (..., H, M, N) twice, and (..., H, M)."""
+    seen, score, _, sinks = compare(query, key, leading, dtype, **options)
+    weight, lse = softmax(score, seen, sinks)
+    return seen, rounded(weight, dtype), lse
+
+
+def compare(
     query, key, leading, dtype, *, mask, bias, causal, window, q_offset, kv_lengths,
     scale, softcap, sinks, alibi_slopes,
 ):  # fmt: skip
-    """Who sees whom, how the keys weigh, and the log-sum-exp: (..., H, M, N) twice, and (..., H, M)."""
+    """Who sees whom, the scores, their derivative by query . key, all (..., H, M, N); and the sinks (..., H, 1, 1)."""
     heads = (*leading, query.shape[-3])
     q_len, kv_len = query.shape[-2], key.shape[-2]
     shape = (*heads, q_len, kv_len)
@@ -196,9 +309,8 @@ def probabilities(
 
     seen = visible(shape, q_offset, kv_lengths, mask=mask, bias=bias, causal=causal, window=window)
     seen &= query.shape[-1] > 0  # no features, nothing to match
-    score = scores(query, key, q_offset, bias=bias, scale=scale, softcap=softcap, slopes=slopes)
-    weight, lse = softmax(rounded(score, dtype), seen, sinks)
-    return seen, rounded(weight, dtype), lse
+    score, steepness = scores(query, key, q_offset, bias=bias, scale=scale, softcap=softcap, slopes=slopes)
+    return seen, rounded(score, dtype), steepness, sinks
 
 
 def visible(shape, q_offset, kv_lengths, *, mask=None, bias=None, causal=False, window=None):
@@ -225,22 +337,26 @@ def visible(shape, q_offset, kv_lengths, *, mask=None, bias=None, causal=False, 
 
 
 def scores(query, key, q_offset, *, bias=None, scale=None, softcap=None, slopes=None):
-    """How well each query matches each key, hidden ones too (where NaN and inf do not matter)."""
+    """How well each query matches each key, hidden ones too (where NaN and inf do not matter), and the derivative of
+    that by query . key ("steepness")."""
     q_len, kv_len, dim = query.shape[-2], *key.shape[-2:]
     if scale is None:
         scale = 1 / max(dim, 1) ** 0.5
     if softcap is not None and not 0 < softcap < np.inf:
         raise ValueError(f"softcap is {softcap}: it must be positive and finite, or None")
+    steepness = float(scale)
     with np.errstate(invalid="ignore", over="ignore"):
         score = query @ key.swapaxes(-1, -2) * float(scale)
         if softcap is not None:
-            score = float(softcap) * np.tanh(score / float(softcap))
+            share = np.tanh(score / float(softcap))
+            score = float(softcap) * share
+            steepness = steepness * (1 - share * share)
         if bias is not None:
             score = score + bias
         if slopes is not None:
             distance = abs(np.arange(q_len)[:, None] - np.arange(kv_len) + q_offset.astype(float))
             score = score - slopes * distance.astype(score.dtype)
-    return score
+    return score, steepness
 
 
 def softmax(score, seen, sinks=-np.inf):
@@ -293,6 +409,43 @@ def align(query, key, value, dtype):
         )
     key, value = (np.repeat(x, heads // max(kv_heads, 1), axis=-3) for x in (key, value))
     return query, key, value, np.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3]), rank
+
+
+def like_result(name, array, shape, rank, dtype):
+    """`array`, which has the last `rank` axes of `shape`, with all of them."""
+    array = to_float(name, array, dtype)
+    if array.shape != shape[-rank:]:
+        raise ValueError(f"{name} has shape {array.shape}: it must have that of the result, {shape[-rank:]}")
+    return array.reshape(shape)
+
+
+def over_groups(grad, shape):
+    """Summed over the query heads of each key/value head, of which `shape` says how many there are."""
+    kv_heads = (1, *shape)[-3]
+    *leading, heads, kv_len, size = grad.shape
+    return grad.reshape(*leading, kv_heads, heads // max(kv_heads, 1), kv_len, size).sum(axis=-3)
+
+
+def reduced(grad, shape):
+    """Summed over the axes along which an array of `shape` was broadcast."""
+    extra = grad.ndim - len(shape)
+    repeated = [i for i, n in enumerate(shape, start=extra) if n == 1 != grad.shape[i]]
+    return grad.sum(axis=(*range(extra), *repeated)).reshape(shape)
+
+
+def split(query, key, cu_seqlens_q, cu_seqlens_k, **options):
+    """For each sequence the slices of its queries and of its keys, and its own options."""
+    ends = [np.asarray(x).tolist() for x in (cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k)]
+    queries, keys = ([slice(*pair) for pair in itertools.pairwise(x)] for x in ends)
+    heads, sequences = query.shape[1], len(queries)
+    pairs = (heads, len(query), max((k.stop - k.start for k in keys), default=0))
+    shapes = {"mask": pairs, "bias": pairs, "q_offset": (sequences,), "kv_lengths": (sequences,)}
+    whole = {name: fit(name, x, shapes.get(name, (sequences, heads))) for name, x in options.items() if x is not None}
+
+    def own(b, q, k):
+        return {name: x[:, q, : k.stop - k.start] if name in ("mask", "bias") else x[b] for name, x in whole.items()}
+
+    return [(q, k, own(b, q, k)) for b, (q, k) in enumerate(zip(queries, keys))]
 
 
 def cast(array, dtype):

@@ -1,0 +1,289 @@
+/* Gradients.  With P = exp(S - lse), the weights, and the gradient G of the result, of one row
+ *
+ *     dV = P^T G      dP = G V^T      dS = P (dP - delta)      dQ = scale dS K      dK = scale dS^T Q
+ *
+ * where delta = sum of P dP over all keys = G . out: softmax takes the mean out of what it lets through.  A gradient that
+ * comes in through the lse, whose derivative is P, is added to dS: it is taken from delta.
+ *
+ * Five products, of which none is stored but in blocks.  S, dP and dQ have rows in lanes, as in the forward pass: dP is
+ * made like S with V for K, dQ like the result with K for V.  dK and dV are sums over rows, so lanes are features there:
+ *
+ *     slope[key][rows]   one number is broadcast              query_rows[row][features]   vectors
+ *
+ * Both P and dS are exactly 0 where a key is hidden, whatever it holds. */
+
+/* s - lse is in the unit of s (see scores.h); a row that saw nothing gets weights 0 from inf. */
+static void load_lse(const sdpa_problem *p, sdpa_task *t)
+{
+    const double unit = scale_in_exponent(p) ? p->scale : 1;
+    real *lse = t->lse;
+    for (int row = 0; row < t->vectors * VL; ++row) {
+        const double x = read_one(t->lse_row[row], p->lse.dtype) / unit;
+        lse[row] = x == -(double)INFINITY ? (real)INFINITY : narrowed(x);
+    }
+}
+
+/* grad_out . out of one row. */
+static real row_delta(const sdpa_problem *p, const sdpa_task *t, int row)
+{
+    const sdpa_array *g = &p->grad_out, *o = &p->out;
+    vf sum = vf_set1(0);
+    for (int64_t e = 0; e < p->value_dim; e += VL) {
+        const int count = p->value_dim - e < VL ? (int)(p->value_dim - e) : VL;
+        sum = vf_fma(read_chunk(t->grad_out_row[row] + e * g->column, g->column, count, g),
+                     read_chunk(t->out_row[row] + e * o->column, o->column, count, o), sum);
+    }
+    real lane[VL], total = 0;
+    vf_store(lane, sum);
+    for (int i = 0; i < VL; ++i) total += lane[i];
+    return total;
+}
+
+static void load_delta(const sdpa_problem *p, sdpa_task *t)
+{
+    real *delta = t->delta;
+    for (int row = 0; row < t->vectors * VL; ++row) {
+        if (row >= t->rows) {
+            delta[row] = delta[t->rows - 1];
+            continue;
+        }
+        delta[row] = row_delta(p, t, row);
+        if (p->grad_lse.data) delta[row] -= read_one(t->grad_lse_row[row], p->grad_lse.dtype);
+        if (p->delta.data) write_one(t->delta_row[row], p->delta.dtype, delta[row]);
+    }
+}
+
+static void begin_backward(const sdpa_problem *p, sdpa_task *t)
+{
+    extremes unused = no_extremes();
+    real *ones = t->shrink;
+    load_queries(p, t);
+    load_columns(t, &p->grad_out, t->grad_out_row, p->value_dim, t->g, &unused);
+    if (t->key_sums) {
+        copy_task_rows(t, &p->query, t->query_row, p->dim, t->query_rows);
+        t->poisoned = copy_task_rows(t, &p->grad_out, t->grad_out_row, p->value_dim, t->grad_rows);
+    }
+    load_lse(p, t);
+    load_delta(p, t);
+    for (int row = 0; row < t->vectors * VL; ++row) ones[row] = 1;
+    t->started = 0;
+}
+
+/* ---- s = exp(s - lse), slope = s (V g - delta) */
+
+static inline real *slopes_at(const sdpa_task *t, int key, int v)
+{
+    return (real *)t->slope + (ptrdiff_t)key * ROWS + v * VL;
+}
+
+/* From scores and dP to weights and slopes, for `count` keys from `key` on. */
+static inline ALWAYS_INLINE void find_slopes(const sdpa_task *t, int key, int v, const int count, vf factors, vf floor,
+                                             vf *weight, vf *slope)
+{
+    const vf lse = vf_load((real *)t->lse + v * VL), delta = vf_load((real *)t->delta + v * VL), zero = vf_set1(0);
+    vm hidden[4];
+    UNROLL_FOR (int i = 0; i < count; ++i) {
+        const vf s = vf_load(scores_at(t, key + i, v));
+        hidden[i] = vf_eq(s, vf_set1(-(real)INFINITY));
+        weight[i] = vf_sub(s, lse);
+    }
+    exp_all(weight, count, factors, floor);
+    UNROLL_FOR (int i = 0; i < count; ++i) {
+        const vf change = vf_sub(vf_load(slopes_at(t, key + i, v)), delta);
+        weight[i] = vf_select(hidden[i], zero, weight[i]); /* also beside NaN */
+        slope[i] = vf_select(hidden[i], zero, vf_mul(weight[i], change));
+    }
+}
+
+/* The weights and slopes of vector v. */
+static inline ALWAYS_INLINE void slopes_of_vector(const sdpa_problem *p, const sdpa_task *t, int v, const int capped)
+{
+    const real factor = exponent_factor(p);
+    const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
+    const sdpa_segment keys = t->of_vector[v];
+    const real *cap = (const real *)t->cap_slope + v * VL;
+    int key = keys.begin;
+    for (; key + 4 <= keys.end; key += 4) {
+        vf weight[4], slope[4];
+        find_slopes(t, key, v, 4, factors, floor, weight, slope);
+        if (capped)
+            UNROLL_FOR (int i = 0; i < 4; ++i) slope[i] = vf_mul(slope[i], vf_load(cap + (key + i) * ROWS));
+        keep_slopes(t, key, v, weight, slope, 4);
+    }
+    for (; key < keys.end; key += STEP) { /* what is left; half a step is filled up with 0 */
+        vf weight[STEP], slope[STEP];
+        UNROLL_FOR (int i = 0; i < STEP; ++i) {
+            weight[i] = slope[i] = vf_set1(0);
+            if (key + i >= keys.end) continue;
+            find_slopes(t, key + i, v, 1, factors, floor, &weight[i], &slope[i]);
+            if (capped) slope[i] = vf_mul(slope[i], vf_load(cap + (key + i) * ROWS));
+        }
+        keep_slopes(t, key, v, weight, slope, STEP);
+    }
+}
+
+static void value_products(const sdpa_problem *p, sdpa_task *t)
+{
+    const operand values = read_values_across(p, t);
+    real unused[ROWS] = {0};
+    for (int i = 0; i < t->segments; ++i)
+        segment_products(t->segment[i], values, p->value_dim, t->g, t->slope, unused);
+}
+
+static void score_gradients(const sdpa_problem *p, sdpa_task *t)
+{
+    value_products(p, t);
+    for (int v = 0; v < t->vectors; ++v) {
+        if (t->cap_slope)
+            slopes_of_vector(p, t, v, 1);
+        else
+            slopes_of_vector(p, t, v, 0);
+    }
+}
+
+/* ---- o = o + slope K */
+
+static void query_gradient(const sdpa_problem *p, sdpa_task *t)
+{
+    weigh_block(t, read_keys_along(p, t), p->dim, t->key_slope, t->o, t->started ? t->shrink : NULL);
+    t->started = 1;
+}
+
+static void write_query_gradient(const sdpa_problem *p, sdpa_task *t)
+{
+    const vf scale = vf_set1(narrowed(p->scale));
+    if (!t->started) memset(t->o, 0, (size_t)p->dim * ROWS * sizeof(real));
+    for (int v = 0; v < t->vectors; ++v) vf_store((real *)t->shrink + v * VL, scale);
+    store_transposed(&p->grad_query, t, t->grad_query_row, t->o, 0, p->dim, t->shrink);
+}
+
+/* ---- key_sums = key_sums + slope^T Q, value_sums = value_sums + s^T grad_out */
+
+/* sums[key][features] += sum over rows of weights[key][row] * rows[row][features].  The sum over the rows of a task is
+ * formed on its own: errors grow with the number of tasks, not of rows. */
+static inline ALWAYS_INLINE void gather_tile(const int height, const int vectors, int64_t count, const real *weights,
+                                             const real *rows, ptrdiff_t stride, real *sums, ptrdiff_t sums_stride)
+{
+    vf sum[TALLEST][SDPA_MAX_VECTORS];
+    set_to_zero(height, vectors, sum);
+    multiply(height, 0, vectors, sum, count, weights, ROWS, 1, rows, stride);
+    UNROLL_FOR (int i = 0; i < height; ++i)
+        UNROLL_FOR (int v = 0; v < vectors; ++v) {
+            real *at = sums + i * sums_stride + v * VL;
+            vf_store(at, vf_add(vf_load(at), sum[i][v]));
+        }
+}
+
+static inline ALWAYS_INLINE void gather_tiles(const int vectors, int64_t keys, int64_t count, const real *weights,
+                                              const real *rows, ptrdiff_t stride, real *sums, ptrdiff_t sums_stride)
+{
+#define GATHER_TILE(height, key)                                                                                       \
+    gather_tile(height, vectors, count, weights + (key) * ROWS, rows, stride, sums + (key) * sums_stride, sums_stride)
+    FOR_TILES(vectors, keys, GATHER_TILE);
+#undef GATHER_TILE
+}
+
+/* For the keys of a segment and the rows that see them; sums are those of the block. */
+static void gather(const sdpa_task *t, sdpa_segment g, const void *weights, const void *rows, int64_t width, real *sums)
+{
+    const int64_t first = g.first_vector * VL, end = g.end_vector * VL < t->rows ? g.end_vector * VL : t->rows;
+    const ptrdiff_t stride = task_row_stride(width), sums_stride = padded(width);
+    const real *from = (const real *)rows + first / STEP * stride;
+    const real *weight = (const real *)weights + g.begin * ROWS + first / STEP;
+    sums += g.begin * sums_stride;
+    for (int64_t e = 0, vectors; e < width; e += vectors * VL) {
+        vectors = (width - e + VL - 1) / VL;
+        if (vectors > VECTORS) vectors = VECTORS;
+#define GATHER_TILES(vectors)                                                                                          \
+    gather_tiles(vectors, g.end - g.begin, steps(end - first), weight, from + e, stride, sums + e, sums_stride)
+        WITH_VECTORS(vectors, GATHER_TILES);
+#undef GATHER_TILES
+    }
+}
+
+/* Where grad_out holds NaN or inf, the keys that see it get weight times it.  Rare, hence element by element. */
+static void add_poisoned_rows(const sdpa_problem *p, const sdpa_task *t, real *sums)
+{
+    for (int row = 0; row < t->rows; ++row) {
+        if (!(t->poisoned >> row & 1)) continue;
+        const sdpa_segment keys = t->of_vector[row / VL];
+        for (int64_t e = 0; e < p->value_dim; ++e) {
+            const real x = read_one(t->grad_out_row[row] + e * p->grad_out.column, p->grad_out.dtype);
+            if (isfinite(x)) continue;
+            for (int key = keys.begin; key < keys.end; ++key) {
+                const real weight = row_weight_at(t, key, row);
+                if (weight != 0) sums[key * padded(p->value_dim) + e] += weight * x;
+            }
+        }
+    }
+}
+
+static void key_gradients(const sdpa_problem *p, sdpa_task *t)
+{
+    const int64_t first = t->key - t->sums.begin;
+    real *values = (real *)t->value_sums + first * padded(p->value_dim);
+    real *keys = (real *)t->key_sums + first * padded(p->dim);
+    for (int i = 0; i < t->segments; ++i) {
+        gather(t, t->segment[i], t->s, t->grad_rows, p->value_dim, values);
+        gather(t, t->segment[i], t->slope, t->query_rows, p->dim, keys);
+    }
+    if (t->poisoned) add_poisoned_rows(p, t, values);
+}
+
+static void write_rows(const sdpa_array *array, char *at, sdpa_span keys, int64_t width, const real *sums, vf factor)
+{
+    at += keys.begin * array->row;
+    for (int64_t key = keys.begin; key < keys.end; ++key, at += array->row, sums += padded(width))
+        for (int64_t i = 0; i < width; i += VL)
+            write_chunk(at + i * array->column, array->column, width - i < VL ? (int)(width - i) : VL, array,
+                        vf_mul(vf_load(sums + i), factor));
+}
+
+static void write_key_gradients(const sdpa_problem *p, sdpa_task *t)
+{
+    write_rows(&p->grad_key, t->grad_keys_at, t->sums, p->dim, t->key_sums, vf_set1(narrowed(p->scale)));
+    write_rows(&p->grad_value, t->grad_values_at, t->sums, p->value_dim, t->value_sums, vf_set1(1));
+}
+
+/* ---- grad_bias = grad_bias + slope */
+
+/* What the bias was broadcast along is summed here, one number after the other: the rows or columns are the same. */
+static void add_to_bias(const sdpa_problem *p, const sdpa_task *t, int row, int key, int count, const real *slope)
+{
+    const sdpa_array *bias = &p->grad_bias;
+    real *to = (real *)(t->grad_bias_row[row] + (t->key + key) * bias->column);
+    const ptrdiff_t step = bias->column / (ptrdiff_t)sizeof(real);
+    if (step == 1 && count == VL)
+        vf_store(to, vf_add(vf_load(to), vf_load(slope)));
+    else
+        for (int i = 0; i < count; ++i) to[i * step] += slope[i];
+}
+
+/* The slopes of vector v, of VL keys at a time, from [key][row] to [row][key]. */
+static void bias_gradient_of_vector(const sdpa_problem *p, sdpa_task *t, int v)
+{
+    const real factor = exponent_factor(p);
+    const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
+    const int rows = t->rows - v * VL < VL ? t->rows - v * VL : VL;
+    const sdpa_segment keys = t->of_vector[v];
+    for (int key = keys.begin; key < keys.end; key += VL) {
+        const int count = keys.end - key < VL ? keys.end - key : VL;
+        vf slope[VL], weight;
+        for (int i = 0; i < VL; ++i) {
+            slope[i] = vf_set1(0);
+            if (i < count) find_slopes(t, key + i, v, 1, factors, floor, &weight, &slope[i]);
+        }
+        vf_transpose(slope);
+        for (int row = 0; row < rows; ++row) {
+            real lane[VL];
+            vf_store(lane, slope[row]);
+            add_to_bias(p, t, v * VL + row, key, count, lane);
+        }
+    }
+}
+
+static void bias_gradient(const sdpa_problem *p, sdpa_task *t)
+{
+    value_products(p, t);
+    for (int v = 0; v < t->vectors; ++v) bias_gradient_of_vector(p, t, v);
+}

@@ -1,0 +1,81 @@
+/* What the products of backward.h multiply, in pairs of bfloat16: the same interface as backward_singles.h.
+ *
+ *     dP   V as it lies: pairs of features           dQ       slopes and rows of K in pairs of keys: key_slope, key_pairs
+ *     dV, dK   weights and slopes in pairs of rows: those of a key lie side by side, so two of them are the 32 bits to
+ *              broadcast; grad_out and Q with rows interleaved by twos
+ *
+ * Numbers and products below 2**-126 count as 0, as `vdpbf16ps` has it; where scores come from them they are as in the
+ * forward pass. */
+
+static operand read_values_across(const sdpa_problem *p, sdpa_task *t)
+{
+    return read_rows_across(p, t, &p->value, t->values_at, p->value_dim, &t->copied[1], t->value_copy);
+}
+
+/* to[feature] = the pair of two rows, 0 for NaN and inf; `second` NULL is 0.  Returns whether there was any. */
+static int interleave_rows(const char *first, const char *second, const sdpa_array *array, int64_t width, real *to)
+{
+    halves size = halves_zero();
+    for (int64_t i = 0; i < width; i += 2 * VL) {
+        const ptrdiff_t at = i * array->column;
+        const halves low = read_halves(first + at, array->column, width - i);
+        const halves high = second ? read_halves(second + at, array->column, width - i) : halves_zero();
+        size = halves_max_distance(halves_max_distance(size, low, 0), high, 0);
+        halves_interleave(to + i, low, high);
+    }
+    if (!halves_any_from(size, 2 * INFINITE)) return 0;
+    for (int64_t i = 0; i < 2 * width; ++i) {
+        char *slot = (char *)to + 2 * i;
+        if ((read_bits(slot) & 0x7fff) >= INFINITE) write_bits(slot, 0);
+    }
+    return 1;
+}
+
+static inline ptrdiff_t task_row_stride(int64_t width) { return padded_values(width); }
+
+static operand read_keys_along(const sdpa_problem *p, sdpa_task *t)
+{
+    const ptrdiff_t stride = padded_values(p->dim);
+    const operand pairs = {t->key_pairs, stride * 4, SDPA_BFLOAT16};
+    if (!must_copy(t, &t->copied[2])) return pairs;
+    for (int key = 0; key < t->block; key += 2) {
+        int end = key + 1;
+        const char *first = key_address(p, t, key, &end), *second = key + 1 < t->block ? first + p->key.row : NULL;
+        interleave_rows(first, second, &p->key, p->dim, (real *)t->key_pairs + key / 2 * stride);
+    }
+    return pairs;
+}
+static int needs_care(const sdpa_problem *p, const sdpa_task *t)
+{
+    (void)p, (void)t;
+    return 0;
+}
+
+static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width,
+                               real *rows)
+{
+    uint64_t odd = 0;
+    for (int row = 0; row < t->rows; row += 2, rows += padded_values(width)) {
+        const char *second = row + 1 < t->rows ? row_at[row + 1] : NULL;
+        if (interleave_rows(row_at[row], second, array, width, rows)) odd |= (uint64_t)3 << row;
+    }
+    return odd;
+}
+
+/* Weights and slopes, two to the room of one: in the first half of what held scores and dP.  Vectors come in their
+ * order, so what is overwritten was read. */
+static inline ALWAYS_INLINE void keep_slopes(const sdpa_task *t, int key, int v, const vf *weight, const vf *slope,
+                                             const int count)
+{
+    UNROLL_FOR (int i = 0; i < count; ++i) {
+        const ptrdiff_t row = (ptrdiff_t)(key + i) * ROWS * 4 + v * VL * 2;
+        halves_store_half((char *)t->s + row, weight[i]);
+        halves_store_half((char *)t->slope + row, slope[i]);
+    }
+    UNROLL_FOR (int i = 0; i < count; i += 2)
+        vf_store((real *)t->key_slope + (key + i) / 2 * ROWS + v * VL, vf_round_pairs(slope[i], slope[i + 1]));
+}
+static inline real row_weight_at(const sdpa_task *t, int key, int row)
+{
+    return float_of_bfloat16(read_bits((char *)t->s + (ptrdiff_t)key * ROWS * 4 + 2 * row));
+}

@@ -1,0 +1,51 @@
+/* What the products of backward.h multiply, number by number: the same interface as backward_pairs.h. */
+
+/* V and K along features, and K along keys. */
+static operand read_values_across(const sdpa_problem *p, sdpa_task *t) { return read_values(p, t); }
+
+static operand read_keys_along(const sdpa_problem *p, sdpa_task *t)
+{
+    if (!t->careful) return read_keys(p, t);
+    real *copy = t->key_copy;
+    copy_block(p, t, &p->key, t->keys_at, &p->key_scale, t->key_scales_at, p->dim, copy);
+    t->copied[0].rows = 0; /* of no use to others */
+    for (int64_t i = 0; i < t->block * padded(p->dim); ++i)
+        if (!isfinite(copy[i])) copy[i] = 0;
+    return copied_rows(copy, p->dim);
+}
+
+/* A hidden key has slope 0, but 0 * NaN is NaN. */
+static int needs_care(const sdpa_problem *p, const sdpa_task *t)
+{
+    return !finite_sums(t, p->dim);
+}
+
+static inline ptrdiff_t task_row_stride(int64_t width) { return padded(width); }
+
+/* rows[row][features] of the task, 0 for NaN and inf.  Returns a bit per row that had any. */
+static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width,
+                               real *rows)
+{
+    uint64_t odd = 0;
+    for (int row = 0; row < t->rows; ++row, rows += padded(width)) {
+        vf poison = vf_set1(0);
+        copy_row(row_at[row], array, width, rows);
+        for (int64_t i = 0; i < width; i += VL) poison = vf_fma(vf_load(rows + i), vf_set1(0), poison);
+        if (is_zero(poison)) continue;
+        odd |= (uint64_t)1 << row;
+        for (int64_t i = 0; i < width; ++i)
+            if (!isfinite(rows[i])) rows[i] = 0;
+    }
+    return odd;
+}
+
+/* They take the place of the scores and of dP. */
+static inline ALWAYS_INLINE void keep_slopes(const sdpa_task *t, int key, int v, const vf *weight, const vf *slope,
+                                             const int count)
+{
+    UNROLL_FOR (int i = 0; i < count; ++i) {
+        vf_store(scores_at(t, key + i, v), weight[i]);
+        vf_store((real *)t->slope + (ptrdiff_t)(key + i) * ROWS + v * VL, slope[i]);
+    }
+}
+static inline real row_weight_at(const sdpa_task *t, int key, int row) { return scores_at(t, key, 0)[row]; }

@@ -1,0 +1,193 @@
+"""Gradients of `attention`: every one of them, without holding the scores."""
+
+import math
+
+import numpy as np
+
+from . import _core, _kernels
+from ._gradients import Gradients
+from ._problem import Problem, flat_batches, part_of, plain_array, sum_dtype
+from ._varlen import check_options, heads_first, one_batch, packed_arrays, thread_count
+
+
+def attention_backward(
+    grad_out, query, key, value, out, lse, *, grad_lse=None, mask=None, bias=None, causal=False, window=None,
+    q_offset=None, kv_lengths=None, scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None,
+):  # fmt: skip
+    """How a number computed from the results of `attention` changes with its inputs.
+
+    Parameters
+    ----------
+    grad_out : its derivative by `out`; of the shape and dtype of out.
+    query, key, value, and the options : as they were given to `attention`.
+    out, lse : what `attention` returned for them, with return_lse.
+    grad_lse : its derivative by `lse`, where that was used too; of the shape and dtype of lse.
+
+    Returns
+    -------
+    Gradients(query, key, value, bias, sinks), each of the shape and dtype of the input.  Those of bias and sinks are None
+    where these are; that of sinks is float64 where they are not an array of floats.  Sums are float32 at least.  Where an
+    input was broadcast, or a key/value head shared by several query heads, they are summed.  A query that sees no key, and
+    a pair that does not see each other, add exactly 0, whatever the arrays hold there.
+
+    Beside the results, memory is taken for blocks, and for the gradients of one head of key and value, per thread.  The
+    bits do not depend on the number of threads.
+
+    >>> import numpy as np, sdpa
+    >>> query, key, value = np.array([[1.0]]), np.array([[0.0], [np.log(3.0)]]), np.array([[8.0], [4.0]])
+    >>> out, lse = sdpa.attention(query, key, value, return_lse=True)        # weights 1/4 and 3/4
+    >>> sdpa.attention_backward(np.array([[1.0]]), query, key, value, out, lse).value
+    array([[0.25],
+           [0.75]])
+    """
+    problem = Problem(
+        query, key, value, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
+        kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=threads,
+    )  # fmt: skip
+    given, lead, heads, q_len = problem.inputs, problem.lead, problem.heads, problem.q_len
+    shape = (*lead, heads, q_len, problem.value_dim)
+    results = check_results(grad_out, out, lse, grad_lse, shape[-problem.rank :], problem.dtype)
+    grad_out, out, lse, grad_lse = (
+        None if x is None else x.reshape(shape[: len(shape) - (i > 1)]) for i, x in enumerate(results)
+    )
+    grads = [_zeros(given[name], getattr(problem, name)) for name in ("query", "key", "value")]
+    grad_bias = None if bias is None else np.zeros(given["bias"].shape, sum_dtype(problem.dtype))
+    delta = None if sinks is None else np.zeros((*lead, heads, q_len), sum_dtype(problem.dtype))
+    if problem.query.shape[-1]:
+        _run(problem, out, lse, grad_out, grad_lse, *grads, grad_bias, delta)
+    return Gradients(
+        *(_like(x, given[name]) for x, name in zip(grads, ("query", "key", "value"))),
+        None if bias is None else _like(grad_bias, given["bias"]),
+        None if sinks is None else _grad_sinks(problem, lse, delta, sinks),
+    )
+
+
+def attention_varlen_backward(
+    grad_out, query, key, value, out, lse, *, cu_seqlens_q, cu_seqlens_k=None, grad_lse=None,
+    mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
+    scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None,
+):  # fmt: skip
+    """`attention_backward` for what `attention_varlen` computed: arrays and options as there.
+
+    >>> import numpy as np, sdpa
+    >>> query = np.ones((3, 1, 1))
+    >>> value = np.array([2.0, 4.0, 7.0]).reshape(3, 1, 1)
+    >>> out, lse = sdpa.attention_varlen(query, query, value, cu_seqlens_q=[0, 2, 3], causal=True, return_lse=True)
+    >>> grads = sdpa.attention_varlen_backward(
+    ...     np.ones((3, 1, 1)), query, query, value, out, lse, cu_seqlens_q=[0, 2, 3], causal=True)
+    >>> grads.value.ravel().tolist()
+    [1.5, 0.5, 1.0]
+    """
+    query, key, value, q_starts, k_starts = packed_arrays(query, key, value, cu_seqlens_q, cu_seqlens_k)
+    given = {"query": query, "key": key, "value": value}
+    options = check_options(
+        query, key, value, q_starts=q_starts, k_counts=np.diff(k_starts), mask=mask, bias=bias, causal=causal,
+        window=window, q_offset=q_offset, kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks,
+        alibi_slopes=alibi_slopes, threads=threads, given=given,
+    )  # fmt: skip
+    shape, wide = (*query.shape[:2], value.shape[2]), sum_dtype(query.dtype)
+    grad_out, out, lse, grad_lse = check_results(grad_out, out, lse, grad_lse, shape, query.dtype)
+    grads = [np.zeros_like(x, subok=False) for x in (query, key, value)]
+    grad_bias = None if bias is None else np.zeros(given["bias"].shape, wide)
+    delta = None if sinks is None else np.zeros(lse.shape, wide)
+    if query.size and options["kv_lengths"].any():
+        _run_packed(options, k_starts[:-1], query, key, value, out, lse, grad_out, grad_lse, *grads, grad_bias, delta)
+    return Gradients(
+        *grads,
+        None if bias is None else _like(grad_bias, given["bias"]),
+        None if sinks is None else _grad_packed_sinks(options["sinks"], q_starts, lse, delta, sinks),
+    )
+
+
+def check_results(grad_out, out, lse, grad_lse, shape, dtype):
+    """What came out of the forward pass, and the gradients that come in, as arrays."""
+    given = [plain_array("grad_out", grad_out), plain_array("out", out), plain_array("lse", lse)]
+    given.append(None if grad_lse is None else plain_array("grad_lse", grad_lse))
+    expected = [shape, shape, shape[:-1], shape[:-1]]
+    dtypes = [dtype, dtype, sum_dtype(dtype), sum_dtype(dtype)]
+    for name, array, size, kind in zip(("grad_out", "out", "lse", "grad_lse"), given, expected, dtypes):
+        if array is None:
+            continue
+        if array.dtype != kind:
+            raise TypeError(f"{name} has dtype {array.dtype}: for a query of {dtype} it must be {kind}")
+        if array.shape != size:
+            raise ValueError(f"{name} has shape {array.shape}: for these query, key and value it must be {size}")
+    return given
+
+
+def _zeros(given, whole):
+    """For the gradient of an array that was broadcast to `whole`; where that repeats it, it is summed later."""
+    return np.zeros_like(whole, dtype=given.dtype if whole.size == given.size else sum_dtype(given.dtype), subok=False)
+
+
+def _like(grad, given):
+    """Summed over the axes along which `given` was broadcast, in its dtype."""
+    extra = grad.ndim - given.ndim
+    repeated = [i for i in range(grad.ndim) if i >= extra and given.shape[i - extra] == 1 != grad.shape[i]]
+    axes = (*(i for i in range(extra) if grad.shape[i] != 1), *repeated)
+    with np.errstate(over="ignore", invalid="ignore"):
+        grad = grad.sum(axis=axes, keepdims=True) if axes else grad
+        return grad.reshape(given.shape).astype(given.dtype, copy=False)
+
+
+def _run(problem, out, lse, grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias, delta):
+    """Fill what is zeros at first; all but grad_bias have the axes `lead` of the problem."""
+    shape = (*problem.lead, problem.heads, problem.q_len, problem.kv_len)
+    shared_bias = None if grad_bias is None else np.broadcast_to(grad_bias, shape)
+    rows = (lse, grad_lse, delta)
+    arrays = (problem.query, problem.key, problem.value, out, grad_out, problem.mask, problem.bias, grad_query, grad_key,
+              grad_value, shared_bias, *(None if x is None else x[..., None] for x in rows))  # fmt: skip
+    for parts, batches in flat_batches(problem.lead, arrays):
+        query, key, value, part_out, part_grad, mask, bias, grad_q, grad_k, grad_v, grad_b, *rows = parts
+        _core.attend_backward(
+            _kernels.default, query, key, value, out=part_out, lse=rows[0], grad_out=part_grad, grad_lse=rows[1],
+            grad_query=grad_q, grad_key=grad_k, grad_value=grad_v, grad_bias=grad_b, delta=rows[2], mask=mask, bias=bias,
+            begin_shift=part_of(problem.begin_shift, batches), end_shift=part_of(problem.end_shift, batches),
+            q_offset=part_of(problem.q_offset, batches), kv_lengths=part_of(problem.kv_lengths, batches),
+            scale=problem.scale, softcap=problem.softcap, alibi_slopes=part_of(problem.alibi_slopes, batches),
+            threads=problem.threads,
+        )  # fmt: skip
+
+
+def _run_packed(
+    options, k_starts, query, key, value, out, lse, grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias, delta
+):
+    """The same for packed sequences; `options` are those of check_options."""
+    mask, bias, threads = options.pop("mask"), options.pop("bias"), options.pop("threads")
+    del options["sinks"]
+    threads = thread_count(threads, query, value, options["kv_lengths"])
+    shared_bias = None if bias is None else np.broadcast_to(grad_bias, bias.shape)
+    rows = [None if x is None else heads_first(x[..., None]) for x in (lse, grad_lse, delta)]
+    query, key, value, out, grad_out, grad_query, grad_key, grad_value = map(
+        heads_first, (query, key, value, out, grad_out, grad_query, grad_key, grad_value)
+    )
+    _core.attend_backward(
+        _kernels.default, query, key, value, out=out, lse=rows[0], grad_out=grad_out, grad_lse=rows[1],
+        grad_query=grad_query, grad_key=grad_key, grad_value=grad_value, grad_bias=one_batch(shared_bias), delta=rows[2],
+        mask=one_batch(mask), bias=one_batch(bias), threads=threads, k_starts=np.ascontiguousarray(k_starts), **options,
+    )  # fmt: skip
+
+
+def _grad_sinks(problem, lse, delta, given):
+    sinks = problem.sinks.reshape(*problem.lead, problem.heads)
+    return _like_floats(_sum_sinks(sinks[..., None], lse, delta, axis=-1), given)
+
+
+def _grad_packed_sinks(sinks, q_starts, lse, delta, given):
+    """sinks (S, H); lse, delta (T, H)."""
+    by_sequence = np.zeros(sinks.shape)
+    for b, (first, end) in enumerate(zip(q_starts[:-1], q_starts[1:])):
+        by_sequence[b] = _sum_sinks(sinks[b], lse[first:end], delta[first:end], axis=0)
+    return _like_floats(by_sequence, given)
+
+
+def _sum_sinks(sinks, lse, delta, axis):
+    """A sink is a key whose value is 0: the sum over rows of exp(sink - lse) (0 - delta)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        by_row = np.where(np.isneginf(lse), 0, np.exp(sinks - lse) * -delta.astype(np.float64))
+    return by_row.sum(axis)
+
+
+def _like_floats(grad, given):
+    given = np.asarray(given)
+    return _like(grad, given.astype(np.float64) if given.dtype.kind in "iu" else given)

@@ -1,0 +1,244 @@
+# Part of _core.pyx: the algorithm of the gradients.
+#
+# A head, one key/value head of one batch, is taken task by task through the blocks of keys.  A thread that takes a whole
+# head makes all five products of each block (see csrc/backward.h), and sums the gradients of K and V in its scratch.
+# Where heads do not suffice for the threads, a head is cut twice: by tasks for the gradient of Q, and by keys for those of
+# K and V, which takes seven products.  Either way the same numbers are summed in the same order, so the bits are the same.
+
+
+cdef struct stretch:
+    # Of one head: its tasks, or some; its keys, or some; and which gradients are wanted.
+    sdpa_unit head
+    int64_t first, end  # tasks
+    sdpa_span keys
+    bint queries, sums
+
+
+cdef struct backward_plan:
+    int64_t whole, heads  # heads that are taken whole; all
+    int64_t per_head, row_units  # units of a head that is cut; and how many of them are of its tasks
+    int64_t unit_tasks, unit_keys
+    int bundle
+
+
+# Tasks that a thread takes through each block together.
+cdef int BACKWARD_BUNDLE = 2
+# So much memory may the sums of K and V take, per thread.  Longer heads are cut.
+cdef int64_t MOST_SUMS = 64 << 20, MOST_PART_SUMS = 4 << 20
+
+
+cdef void differentiate_block(
+    const sdpa_problem *p, const sdpa_kernel *kernel, int64_t key, sdpa_task *t, bint queries
+) noexcept nogil:
+    if t.keys.begin < key + p.block_keys and key < t.keys.end and sdpa_enter_block(p, kernel, key, t):
+        kernel.scores(p, t)
+        kernel.score_gradients(p, t)
+        if queries:
+            kernel.query_gradient(p, t)
+        if t.key_sums != NULL:
+            kernel.key_gradients(p, t)
+
+
+cdef void differentiate_blocks(
+    const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *tasks, int count, sdpa_span keys, bint queries
+) noexcept nogil:
+    cdef int i
+    cdef int64_t key = keys.end, end = keys.begin
+    for i in range(count):
+        kernel.begin_backward(p, &tasks[i])
+        key = min(key, max(keys.begin, tasks[i].keys.begin))
+        end = max(end, min(keys.end, tasks[i].keys.end))
+    key = key // p.block_keys * p.block_keys
+    while key < end:
+        for i in range(count):
+            differentiate_block(p, kernel, key, &tasks[i], queries)
+        key += p.block_keys
+
+
+cdef void finish_queries(
+    const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t, sdpa_span keys
+) noexcept nogil:
+    """A hidden key has slope 0, but 0 * NaN is NaN: where that may have been, again with care."""
+    cdef void *key_sums = t.key_sums
+    if kernel.needs_care(p, t):
+        t.careful, t.key_sums = 1, NULL
+        differentiate_blocks(p, kernel, t, 1, keys, True)
+        t.careful, t.key_sums = 0, key_sums
+    kernel.write_query_gradient(p, t)
+
+
+cdef void differentiate(
+    const sdpa_problem *p, const sdpa_kernel *kernel, const stretch *work, int bundle, char *scratch
+) noexcept nogil:
+    cdef sdpa_task tasks[SDPA_MAX_BUNDLE]
+    cdef int64_t keys = work.keys.end - work.keys.begin if work.sums else 0
+    cdef int64_t index = work.first
+    cdef int i, count
+    sdpa_lay_out_backward(p, kernel, scratch, tasks, bundle, keys)
+    if work.sums:
+        sdpa_clear_sums(p, kernel, tasks, keys)
+    while index < work.end:
+        count = <int>min(<int64_t>bundle, work.end - index)
+        for i in range(count):
+            sdpa_enter_backward(p, kernel, &work.head, index + i, &tasks[i])
+            tasks[i].sums = work.keys
+            tasks[i].careful = 0
+        differentiate_blocks(p, kernel, tasks, count, work.keys, work.queries)
+        if work.queries:
+            for i in range(count):
+                finish_queries(p, kernel, &tasks[i], work.keys)
+        index += count
+    if work.sums and work.end > work.first:
+        kernel.write_key_gradients(p, tasks)
+
+
+
+cdef backward_plan cut_backward(const sdpa_problem *p, const sdpa_kernel *kernel, int threads) noexcept:
+    """As many heads as there are threads, or a multiple, are taken whole; those that are left over are cut."""
+    cdef backward_plan plan
+    cdef int64_t row_bytes = (p.dim + p.value_dim) * kernel.real_bytes, left, parts
+    cdef int64_t blocks = (p.kv_len + kernel.block_keys - 1) // kernel.block_keys
+    cdef int64_t tasks = (most_rows(p) + kernel.rows - 1) // kernel.rows
+    plan.heads = p.batches * p.kv_heads
+    plan.whole = plan.heads // threads * threads if p.kv_len * row_bytes <= MOST_SUMS else 0
+    left = max(1, plan.heads - plan.whole)
+    parts = (4 * threads + left - 1) // left  # of a head, so that threads end together
+    plan.unit_tasks = max(BACKWARD_BUNDLE, (tasks + parts - 1) // parts)
+    plan.row_units = (tasks + plan.unit_tasks - 1) // plan.unit_tasks
+    plan.unit_keys = max(1, min((blocks + parts - 1) // parts, MOST_PART_SUMS // (row_bytes * kernel.block_keys)))
+    plan.unit_keys *= kernel.block_keys
+    plan.per_head = plan.row_units + (p.kv_len + plan.unit_keys - 1) // plan.unit_keys
+    plan.bundle = BACKWARD_BUNDLE
+    return plan
+
+
+cdef int64_t sum_keys(const sdpa_problem *p, const backward_plan *plan) noexcept nogil:
+    """The longest stretch of keys whose gradients a thread sums."""
+    return p.kv_len if plan.whole else min(p.kv_len, plan.unit_keys)
+
+
+cdef stretch find_stretch(
+    const sdpa_problem *p, const sdpa_kernel *kernel, const backward_plan *plan, int64_t unit
+) noexcept nogil:
+    cdef stretch work
+    cdef int64_t part = unit - plan.whole, index
+    cdef bint cut = part >= 0
+    work.head = sdpa_backward_head(p, kernel, plan.whole + part // plan.per_head if cut else unit)
+    work.first, work.end = 0, work.head.cut.tasks
+    work.keys.begin, work.keys.end = 0, p.kv_lengths[work.head.batch] if p.q_starts != NULL else p.kv_len
+    work.queries = work.sums = True
+    if cut:
+        index = part % plan.per_head
+        work.queries = index < plan.row_units
+        work.sums = not work.queries
+        if work.queries:
+            work.first = min(work.end, index * plan.unit_tasks)
+            work.end = min(work.end, work.first + plan.unit_tasks)
+        else:
+            index -= plan.row_units
+            work.keys.begin = min(work.keys.end, index * plan.unit_keys)
+            work.keys.end = min(work.keys.end, work.keys.begin + plan.unit_keys)
+    return work
+
+
+cdef struct bias_plan:
+    # What the bias differs by: its gradient is summed over what it does not, in one place.
+    int64_t batches, heads, parts
+    bint by_task
+    int64_t unit_keys
+
+
+cdef bias_plan cut_bias(const sdpa_problem *p, const sdpa_kernel *kernel) noexcept:
+    cdef bias_plan plan
+    cdef const sdpa_array *bias = &p.grad_bias
+    cdef int64_t tasks = (most_rows(p) + kernel.rows - 1) // kernel.rows
+    plan.batches = p.batches if bias.batch or p.q_starts != NULL and bias.row else 1
+    plan.heads = p.kv_heads if bias.head else 1
+    plan.by_task = bias.row != 0
+    plan.unit_keys = max(1, p.kv_len) if plan.by_task or not bias.column else 4 * kernel.block_keys
+    plan.parts = tasks if plan.by_task else (p.kv_len + plan.unit_keys - 1) // plan.unit_keys
+    return plan
+
+
+cdef void differentiate_bias(
+    const sdpa_problem *p, const sdpa_kernel *kernel, const bias_plan *plan, int64_t unit, char *scratch
+) noexcept nogil:
+    """All that adds to one part of the gradient of the bias: the tasks, the heads and the batches that share it."""
+    cdef sdpa_task t
+    cdef sdpa_unit head
+    cdef sdpa_span keys
+    cdef int64_t part = unit % plan.parts, first_head = unit // plan.parts % plan.heads, task, key
+    cdef int64_t batch = unit // plan.parts // plan.heads, kv_head
+    sdpa_lay_out_backward(p, kernel, scratch, &t, 1, 0)
+    t.cap_slope = NULL  # the bias comes after the cap
+    while batch < p.batches:
+        kv_head = first_head
+        while kv_head < p.kv_heads:
+            head = sdpa_backward_head(p, kernel, batch * p.kv_heads + kv_head)
+            keys.begin, keys.end = 0 if plan.by_task else part * plan.unit_keys, p.kv_len
+            keys.end = min(keys.end, keys.begin + plan.unit_keys)
+            task = part if plan.by_task else 0
+            while task < head.cut.tasks:
+                sdpa_enter_backward(p, kernel, &head, task, &t)
+                t.careful = 0
+                kernel.begin_backward(p, &t)
+                key = max(keys.begin, t.keys.begin) // p.block_keys * p.block_keys
+                while key < min(keys.end, t.keys.end):
+                    if sdpa_enter_block(p, kernel, key, &t):
+                        kernel.scores(p, &t)
+                        kernel.bias_gradient(p, &t)
+                    key += p.block_keys
+                task += plan.parts if plan.by_task else 1
+            kv_head += plan.heads
+        batch += plan.batches
+
+
+cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
+    cdef sdpa_task sizes[SDPA_MAX_BUNDLE]
+    cdef stretch work
+    cdef backward_plan plan
+    cdef bias_plan biases
+    cdef int64_t unit, units, bias_units = 0
+    cdef int thread
+    cdef size_t each
+    cdef char *memory
+    cdef char *scratch
+    p.block_keys = kernel.block_keys
+    p.threads = threads
+    plan = cut_backward(p, kernel, threads)
+    units = plan.whole + (plan.heads - plan.whole) * plan.per_head
+    if p.grad_bias.data != NULL:
+        biases = cut_bias(p, kernel)
+        bias_units = biases.batches * biases.heads * biases.parts
+    each = sdpa_lay_out_backward(p, kernel, NULL, sizes, plan.bundle, sum_keys(p, &plan))
+    memory = <char *>PyMem_RawMalloc(threads * each + 64)
+    if memory == NULL:
+        raise MemoryError(f"{threads * each} bytes of scratch for {threads} threads")
+    scratch = <char *>((<uintptr_t>memory + 63) & ~<uintptr_t>63)
+    for thread in range(threads):
+        memset(scratch + thread * each, 0, SDPA_COPIES * sizeof(sdpa_copied))  # its first part: nothing was copied yet
+    with nogil:
+        for unit in prange(units, schedule="dynamic", num_threads=threads):
+            work = find_stretch(p, kernel, &plan, unit)
+            differentiate(p, kernel, &work, plan.bundle, scratch + threadid() * each)
+        for unit in prange(bias_units, schedule="dynamic", num_threads=threads):
+            differentiate_bias(p, kernel, &biases, unit, scratch + threadid() * each)
+    PyMem_RawFree(memory)
+    return 0
+
+
+def attend_backward(
+    Kernel kernel not None, query, key, value, *, out, lse, cnp.ndarray grad_out not None, cnp.ndarray grad_lse,
+    cnp.ndarray grad_query not None, cnp.ndarray grad_key not None, cnp.ndarray grad_value not None,
+    cnp.ndarray grad_bias, cnp.ndarray delta, mask, bias, begin_shift, end_shift, q_offset, kv_lengths,
+    double scale, double softcap, alibi_slopes, int threads, q_starts=None, k_starts=None,
+):
+    """Checked arguments in, as for `attend`; grad_* and `delta` (of shape (B, H, M, 1)) filled, which are zeros at first.
+    grad_bias, of the dtype of sums, is a view that broadcasts as `bias` does, and is added to."""
+    cdef sdpa_problem p
+    take_arguments(&p, query, key, value, out, None, lse, mask, bias, begin_shift, end_shift, q_offset, kv_lengths,
+                   scale, softcap, alibi_slopes, q_starts, k_starts)
+    p.grad_out, p.grad_lse = array_of(grad_out), array_if(grad_lse)
+    p.grad_query, p.grad_key, p.grad_value = array_of(grad_query), array_of(grad_key), array_of(grad_value)
+    p.grad_bias, p.delta = array_if(grad_bias), array_if(delta)
+    run_backward(&p, kernel.isa.kernel[purpose_of(&p)][0], threads)
