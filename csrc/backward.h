@@ -15,16 +15,17 @@
 /* s - lse is in the unit of s (see scores.h); a row that saw nothing gets weights 0 from inf. */
 static void load_lse(const sdpa_problem *p, sdpa_task *t)
 {
-    const double unit = scale_in_exponent(p) ? p->scale : 1;
+    const vf unit = vf_set1(scale_in_exponent(p) ? narrowed(p->scale) : 1), inf = vf_set1((real)INFINITY);
     real *lse = t->lse;
-    for (int row = 0; row < t->vectors * VL; ++row) {
-        const double x = read_one(t->lse_row[row], p->lse.dtype) / unit;
-        lse[row] = x == -(double)INFINITY ? (real)INFINITY : narrowed(x);
+    for (int row = 0; row < t->vectors * VL; ++row) memcpy(&lse[row], t->lse_row[row], sizeof(real));
+    for (int row = 0; row < t->vectors * VL; row += VL) {
+        const vf x = vf_div(vf_load(lse + row), unit);
+        vf_store(lse + row, vf_select(vf_eq(x, vf_sub(vf_set1(0), inf)), inf, x));
     }
 }
 
-/* grad_out . out of one row. */
-static real row_delta(const sdpa_problem *p, const sdpa_task *t, int row)
+/* grad_out . out of one row, as a vector whose lanes are still to be summed. */
+static inline vf row_delta(const sdpa_problem *p, const sdpa_task *t, int row)
 {
     const sdpa_array *g = &p->grad_out, *o = &p->out;
     vf sum = vf_set1(0);
@@ -33,24 +34,20 @@ static real row_delta(const sdpa_problem *p, const sdpa_task *t, int row)
         sum = vf_fma(read_chunk(t->grad_out_row[row] + e * g->column, g->column, count, g),
                      read_chunk(t->out_row[row] + e * o->column, o->column, count, o), sum);
     }
-    real lane[VL], total = 0;
-    vf_store(lane, sum);
-    for (int i = 0; i < VL; ++i) total += lane[i];
-    return total;
+    return sum;
 }
 
 static void load_delta(const sdpa_problem *p, sdpa_task *t)
 {
     real *delta = t->delta;
-    for (int row = 0; row < t->vectors * VL; ++row) {
-        if (row >= t->rows) {
-            delta[row] = delta[t->rows - 1];
-            continue;
-        }
-        delta[row] = row_delta(p, t, row);
-        if (p->grad_lse.data) delta[row] -= read_one(t->grad_lse_row[row], p->grad_lse.dtype);
-        if (p->delta.data) write_one(t->delta_row[row], p->delta.dtype, delta[row]);
+    for (int v = 0; v < t->vectors; ++v) {
+        vf sum[VL];
+        for (int i = 0; i < VL; ++i) sum[i] = row_delta(p, t, v * VL + i);
+        vf_store(delta + v * VL, vf_sums(sum));
     }
+    for (int row = 0; p->grad_lse.data && row < t->vectors * VL; ++row)
+        delta[row] -= read_one(t->grad_lse_row[row], p->grad_lse.dtype);
+    for (int row = 0; p->delta.data && row < t->rows; ++row) write_one(t->delta_row[row], p->delta.dtype, delta[row]);
 }
 
 static void begin_backward(const sdpa_problem *p, sdpa_task *t)
@@ -59,9 +56,9 @@ static void begin_backward(const sdpa_problem *p, sdpa_task *t)
     real *ones = t->shrink;
     load_queries(p, t);
     load_columns(t, &p->grad_out, t->grad_out_row, p->value_dim, t->g, &unused);
-    if (t->key_sums) {
-        copy_task_rows(t, &p->query, t->query_row, p->dim, t->query_rows);
-        t->poisoned = copy_task_rows(t, &p->grad_out, t->grad_out_row, p->value_dim, t->grad_rows);
+    if (t->key_sums.at) {
+        copy_task_rows(t, &p->query, t->query_row, p->dim, query_factor(p), t->query_rows);
+        t->poisoned = copy_task_rows(t, &p->grad_out, t->grad_out_row, p->value_dim, 1, t->grad_rows);
     }
     load_lse(p, t);
     load_delta(p, t);
@@ -76,9 +73,10 @@ static inline real *slopes_at(const sdpa_task *t, int key, int v)
     return (real *)t->slope + (ptrdiff_t)key * ROWS + v * VL;
 }
 
-/* From scores and dP to weights and slopes, for `count` keys from `key` on. */
-static inline ALWAYS_INLINE void find_slopes(const sdpa_task *t, int key, int v, const int count, vf factors, vf floor,
-                                             vf *weight, vf *slope)
+/* From scores and dP to weights and slopes, for `count` keys from `key` on; `capped`: slopes of the products, not of the
+ * capped scores. */
+static inline ALWAYS_INLINE void find_slopes(const sdpa_task *t, int key, int v, const int count, const int capped,
+                                             vf factors, vf floor, vf *weight, vf *slope)
 {
     const vf lse = vf_load((real *)t->lse + v * VL), delta = vf_load((real *)t->delta + v * VL), zero = vf_set1(0);
     vm hidden[4];
@@ -89,7 +87,8 @@ static inline ALWAYS_INLINE void find_slopes(const sdpa_task *t, int key, int v,
     }
     exp_all(weight, count, factors, floor);
     UNROLL_FOR (int i = 0; i < count; ++i) {
-        const vf change = vf_sub(vf_load(slopes_at(t, key + i, v)), delta);
+        vf change = vf_sub(vf_load(slopes_at(t, key + i, v)), delta);
+        if (capped) change = vf_mul(change, vf_load((real *)t->cap_slope + (ptrdiff_t)(key + i) * ROWS + v * VL));
         weight[i] = vf_select(hidden[i], zero, weight[i]); /* also beside NaN */
         slope[i] = vf_select(hidden[i], zero, vf_mul(weight[i], change));
     }
@@ -101,22 +100,17 @@ static inline ALWAYS_INLINE void slopes_of_vector(const sdpa_problem *p, const s
     const real factor = exponent_factor(p);
     const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
     const sdpa_segment keys = t->of_vector[v];
-    const real *cap = (const real *)t->cap_slope + v * VL;
     int key = keys.begin;
     for (; key + 4 <= keys.end; key += 4) {
         vf weight[4], slope[4];
-        find_slopes(t, key, v, 4, factors, floor, weight, slope);
-        if (capped)
-            UNROLL_FOR (int i = 0; i < 4; ++i) slope[i] = vf_mul(slope[i], vf_load(cap + (key + i) * ROWS));
+        find_slopes(t, key, v, 4, capped, factors, floor, weight, slope);
         keep_slopes(t, key, v, weight, slope, 4);
     }
     for (; key < keys.end; key += STEP) { /* what is left; half a step is filled up with 0 */
         vf weight[STEP], slope[STEP];
         UNROLL_FOR (int i = 0; i < STEP; ++i) {
             weight[i] = slope[i] = vf_set1(0);
-            if (key + i >= keys.end) continue;
-            find_slopes(t, key + i, v, 1, factors, floor, &weight[i], &slope[i]);
-            if (capped) slope[i] = vf_mul(slope[i], vf_load(cap + (key + i) * ROWS));
+            if (key + i < keys.end) find_slopes(t, key + i, v, 1, capped, factors, floor, &weight[i], &slope[i]);
         }
         keep_slopes(t, key, v, weight, slope, STEP);
     }
@@ -184,13 +178,14 @@ static inline ALWAYS_INLINE void gather_tiles(const int vectors, int64_t keys, i
 }
 
 /* For the keys of a segment and the rows that see them; sums are those of the block. */
-static void gather(const sdpa_task *t, sdpa_segment g, const void *weights, const void *rows, int64_t width, real *sums)
+static void gather(const sdpa_task *t, sdpa_segment g, const void *weights, const void *rows, int64_t width,
+                   const sdpa_sums *to)
 {
     const int64_t first = g.first_vector * VL, end = g.end_vector * VL < t->rows ? g.end_vector * VL : t->rows;
-    const ptrdiff_t stride = task_row_stride(width), sums_stride = padded(width);
+    const ptrdiff_t stride = task_row_stride(width), sums_stride = to->stride;
     const real *from = (const real *)rows + first / STEP * stride;
     const real *weight = (const real *)weights + g.begin * ROWS + first / STEP;
-    sums += g.begin * sums_stride;
+    real *sums = (real *)to->at + (t->key - to->keys.begin + g.begin) * sums_stride;
     for (int64_t e = 0, vectors; e < width; e += vectors * VL) {
         vectors = (width - e + VL - 1) / VL;
         if (vectors > VECTORS) vectors = VECTORS;
@@ -202,8 +197,10 @@ static void gather(const sdpa_task *t, sdpa_segment g, const void *weights, cons
 }
 
 /* Where grad_out holds NaN or inf, the keys that see it get weight times it.  Rare, hence element by element. */
-static void add_poisoned_rows(const sdpa_problem *p, const sdpa_task *t, real *sums)
+static void add_poisoned_rows(const sdpa_problem *p, const sdpa_task *t)
 {
+    const sdpa_sums *to = &t->value_sums;
+    real *sums = (real *)to->at + (t->key - to->keys.begin) * to->stride;
     for (int row = 0; row < t->rows; ++row) {
         if (!(t->poisoned >> row & 1)) continue;
         const sdpa_segment keys = t->of_vector[row / VL];
@@ -212,7 +209,7 @@ static void add_poisoned_rows(const sdpa_problem *p, const sdpa_task *t, real *s
             if (isfinite(x)) continue;
             for (int key = keys.begin; key < keys.end; ++key) {
                 const real weight = row_weight_at(t, key, row);
-                if (weight != 0) sums[key * padded(p->value_dim) + e] += weight * x;
+                if (weight != 0) sums[key * to->stride + e] += weight * x;
             }
         }
     }
@@ -220,29 +217,30 @@ static void add_poisoned_rows(const sdpa_problem *p, const sdpa_task *t, real *s
 
 static void key_gradients(const sdpa_problem *p, sdpa_task *t)
 {
-    const int64_t first = t->key - t->sums.begin;
-    real *values = (real *)t->value_sums + first * padded(p->value_dim);
-    real *keys = (real *)t->key_sums + first * padded(p->dim);
     for (int i = 0; i < t->segments; ++i) {
-        gather(t, t->segment[i], t->s, t->grad_rows, p->value_dim, values);
-        gather(t, t->segment[i], t->slope, t->query_rows, p->dim, keys);
+        gather(t, t->segment[i], t->s, t->grad_rows, p->value_dim, &t->value_sums);
+        gather(t, t->segment[i], t->slope, t->query_rows, p->dim, &t->key_sums);
     }
-    if (t->poisoned) add_poisoned_rows(p, t, values);
+    if (t->poisoned) add_poisoned_rows(p, t);
 }
 
-static void write_rows(const sdpa_array *array, char *at, sdpa_span keys, int64_t width, const real *sums, vf factor)
+/* Where they were not summed in the result itself. */
+static void write_sums(const sdpa_array *result, const sdpa_sums *sums, int64_t width, double factor)
 {
-    at += keys.begin * array->row;
-    for (int64_t key = keys.begin; key < keys.end; ++key, at += array->row, sums += padded(width))
+    const vf factors = vf_set1(narrowed(factor));
+    const real *from = sums->at;
+    char *at = sums->result + sums->keys.begin * result->row;
+    if (at == sums->at) return;
+    for (int64_t key = sums->keys.begin; key < sums->keys.end; ++key, at += result->row, from += sums->stride)
         for (int64_t i = 0; i < width; i += VL)
-            write_chunk(at + i * array->column, array->column, width - i < VL ? (int)(width - i) : VL, array,
-                        vf_mul(vf_load(sums + i), factor));
+            write_chunk(at + i * result->column, result->column, width - i < VL ? (int)(width - i) : VL, result,
+                        vf_mul(vf_load(from + i), factors));
 }
 
 static void write_key_gradients(const sdpa_problem *p, sdpa_task *t)
 {
-    write_rows(&p->grad_key, t->grad_keys_at, t->sums, p->dim, t->key_sums, vf_set1(narrowed(p->scale)));
-    write_rows(&p->grad_value, t->grad_values_at, t->sums, p->value_dim, t->value_sums, vf_set1(1));
+    write_sums(&p->grad_key, &t->key_sums, p->dim, key_factor(p));
+    write_sums(&p->grad_value, &t->value_sums, p->value_dim, 1);
 }
 
 /* ---- grad_bias = grad_bias + slope */
@@ -271,7 +269,7 @@ static void bias_gradient_of_vector(const sdpa_problem *p, sdpa_task *t, int v)
         vf slope[VL], weight;
         for (int i = 0; i < VL; ++i) {
             slope[i] = vf_set1(0);
-            if (i < count) find_slopes(t, key + i, v, 1, factors, floor, &weight, &slope[i]);
+            if (i < count) find_slopes(t, key + i, v, 1, 0, factors, floor, &weight, &slope[i]);
         }
         vf_transpose(slope);
         for (int row = 0; row < rows; ++row) {

@@ -51,9 +51,18 @@ static int needs_care(const sdpa_problem *p, const sdpa_task *t)
     return 0;
 }
 
-static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width,
-                               real *rows)
+/* The scale would round what is copied of Q: it comes last. */
+static inline double key_factor(const sdpa_problem *p) { return p->scale; }
+static inline double query_factor(const sdpa_problem *p)
 {
+    (void)p;
+    return 1;
+}
+
+static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width,
+                               double factor, real *rows)
+{
+    (void)factor;
     uint64_t odd = 0;
     for (int row = 0; row < t->rows; row += 2, rows += padded_values(width)) {
         const char *second = row + 1 < t->rows ? row_at[row + 1] : NULL;

@@ -22,20 +22,34 @@ static int needs_care(const sdpa_problem *p, const sdpa_task *t)
 
 static inline ptrdiff_t task_row_stride(int64_t width) { return padded(width); }
 
-/* rows[row][features] of the task, 0 for NaN and inf.  Returns a bit per row that had any. */
-static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width,
-                               real *rows)
+/* The scale is multiplied into what is copied of Q, and not into the gradient of K. */
+static inline double query_factor(const sdpa_problem *p) { return p->scale; }
+static inline double key_factor(const sdpa_problem *p)
 {
+    (void)p;
+    return 1;
+}
+
+/* rows[row][features] of the task, times `factor`, 0 for NaN and inf.  Returns a bit per row that had any. */
+static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width,
+                               double factor, real *rows)
+{
+    const vf factors = vf_set1(narrowed(factor));
     uint64_t odd = 0;
-    for (int row = 0; row < t->rows; ++row, rows += padded(width)) {
-        vf poison = vf_set1(0);
-        copy_row(row_at[row], array, width, rows);
-        for (int64_t i = 0; i < width; i += VL) poison = vf_fma(vf_load(rows + i), vf_set1(0), poison);
-        if (is_zero(poison)) continue;
-        odd |= (uint64_t)1 << row;
-        for (int64_t i = 0; i < width; ++i)
-            if (!isfinite(rows[i])) rows[i] = 0;
+    vf poison = vf_set1(0);
+    for (int row = 0; row < t->rows; ++row) {
+        real *to = rows + row * padded(width);
+        copy_row(row_at[row], array, width, to);
+        for (int64_t i = 0; i < width; i += VL) {
+            const vf x = vf_mul(vf_load(to + i), factors);
+            vf_store(to + i, x);
+            poison = vf_fma(x, vf_set1(0), poison);
+        }
     }
+    if (is_zero(poison)) return 0;
+    for (int row = 0; row < t->rows; ++row, rows += padded(width))
+        for (int64_t i = 0; i < width; ++i)
+            if (!isfinite(rows[i])) rows[i] = 0, odd |= (uint64_t)1 << row;
     return odd;
 }
 

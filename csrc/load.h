@@ -75,7 +75,8 @@ static inline ALWAYS_INLINE void write_adjacent(char *at, int dtype, vf x)
 }
 static inline void write_chunk(char *at, ptrdiff_t stride, int count, const sdpa_array *array, vf x)
 {
-    if (count == VL && stride == array->itemsize) {
+    /* What double becomes that is narrower (gradients of keys may be) is rare. */
+    if (count == VL && stride == array->itemsize && (sizeof(real) == sizeof(float) || array->dtype == REAL_DTYPE)) {
         write_adjacent(at, array->dtype, x);
         return;
     }

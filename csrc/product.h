@@ -85,13 +85,17 @@ static inline ALWAYS_INLINE void multiply(const int height, const int first, con
 
 /* ---- s[key][rows] = K[key][:] . q[:][rows], for the keys of one segment */
 
-/* high[rows] is raised to the largest product; NaN does not raise it. */
+/* The sum is added to what s holds, unless it is the `first`.  high[rows] is raised to the result; NaN does not raise
+ * it. */
 static inline ALWAYS_INLINE void score_tile(const int height, const int vectors, int64_t dim, const real *k,
-                                            ptrdiff_t k_stride, const real *q, real *s, real *high)
+                                            ptrdiff_t k_stride, const real *q, int first, real *s, real *high)
 {
     vf sum[TALLEST][SDPA_MAX_VECTORS];
     set_to_zero(height, vectors, sum);
     multiply(height, 0, vectors, sum, dim, k, k_stride, 1, q, ROWS);
+    if (!first)
+        UNROLL_FOR (int i = 0; i < height; ++i)
+            UNROLL_FOR (int v = 0; v < vectors; ++v) sum[i][v] = vf_add(vf_load(s + i * ROWS + v * VL), sum[i][v]);
     UNROLL_FOR (int v = 0; v < vectors; ++v) {
         vf highest = vf_load(high + v * VL);
         UNROLL_FOR (int i = 0; i < height; ++i) highest = vf_max(sum[i][v], highest);
@@ -102,67 +106,41 @@ static inline ALWAYS_INLINE void score_tile(const int height, const int vectors,
 }
 
 static inline ALWAYS_INLINE void score_tiles(const int vectors, int64_t keys, int64_t dim, const real *k,
-                                             ptrdiff_t k_stride, const real *q, real *s, real *high)
+                                             ptrdiff_t k_stride, const real *q, int first, real *s, real *high)
 {
 #define SCORE_TILE(height, key)                                                                                        \
-    score_tile(height, vectors, dim, k + (key) * k_stride, k_stride, q, s + (key) * ROWS, high)
+    score_tile(height, vectors, dim, k + (key) * k_stride, k_stride, q, first, s + (key) * ROWS, high)
     FOR_TILES(vectors, keys, SCORE_TILE);
 #undef SCORE_TILE
 }
 
 static void score_keys(int vectors, int64_t keys, int64_t dim, const real *k, ptrdiff_t k_stride, const real *q,
-                       real *s, real *high)
+                       int first, real *s, real *high)
 {
-#define SCORE_TILES(vectors) score_tiles(vectors, keys, dim, k, k_stride, q, s, high)
+#define SCORE_TILES(vectors) score_tiles(vectors, keys, dim, k, k_stride, q, first, s, high)
     WITH_VECTORS(vectors, SCORE_TILES);
 #undef SCORE_TILES
 }
 
-/* The error of one sum over thousands of steps would exceed twice that of NumPy: they are summed in parts. */
-enum { LONGEST_SUM = 512 };
-
-static void score_features(sdpa_segment g, const real *keys, ptrdiff_t stride, int64_t first, int64_t end,
-                           const real *q, real *s, real *high)
-{
-    score_keys(g.end_vector - g.first_vector, g.end - g.begin, end - first, keys + g.begin * stride + first, stride,
-               q + first * ROWS + g.first_vector * VL, s, high);
-}
-
-/* s += the products of the steps from LONGEST_SUM up to `dim`; high is found again. */
-static void add_features(sdpa_segment g, const real *keys, ptrdiff_t stride, int64_t dim, const real *q, real *s,
-                         real *high)
-{
-    real part[BLOCK_KEYS * ROWS], unused[ROWS] = {0};
-    const int64_t vectors = g.end_vector - g.first_vector;
-    for (int64_t d = LONGEST_SUM; d < dim; d += LONGEST_SUM) {
-        const int64_t end = dim - d < LONGEST_SUM ? dim : d + LONGEST_SUM;
-        score_features(g, keys, stride, d, end, q, part, unused);
-        for (int key = 0; key < g.end - g.begin; ++key)
-            for (int64_t i = key * ROWS; i < key * ROWS + vectors * VL; i += VL) {
-                const vf sum = vf_add(vf_load(s + i), vf_load(part + i));
-                real *highest = high + (i - key * ROWS);
-                vf_store(s + i, sum);
-                if (end == dim) vf_store(highest, vf_max(sum, vf_load(highest)));
-            }
-    }
-}
+/* The error of one sum over hundreds of steps would exceed twice that of NumPy: they are summed in parts. */
+enum { LONGEST_SUM = 128 };
 
 /* s[key][rows] = K[key][:] . q[:][rows] in a segment, for rows of `width` features; `s` and `high` are those of the
  * block. */
 static void segment_products(sdpa_segment g, operand k, int64_t width, const real *q, real *s, real *high)
 {
     const int64_t dim = steps(width);
-    const real *keys = (const real *)k.at;
     const ptrdiff_t stride = k.stride / (ptrdiff_t)sizeof(real);
-    s += g.begin * ROWS + g.first_vector * VL;
-    high += g.first_vector * VL;
-    if (dim <= LONGEST_SUM) {
-        score_features(g, keys, stride, 0, dim, q, s, high);
-    } else {
-        real unused[ROWS] = {0};
-        score_features(g, keys, stride, 0, LONGEST_SUM, q, s, unused);
-        add_features(g, keys, stride, dim, q, s, high);
-    }
+    const real *keys = (const real *)k.at + g.begin * stride;
+    real unused[ROWS] = {0};
+    int64_t d = 0, end;
+    do {
+        end = dim - d < LONGEST_SUM ? dim : d + LONGEST_SUM;
+        score_keys(g.end_vector - g.first_vector, g.end - g.begin, end - d, keys + d, stride,
+                   q + d * ROWS + g.first_vector * VL, d == 0, s + g.begin * ROWS + g.first_vector * VL,
+                   end == dim ? high + g.first_vector * VL : unused);
+        d = end;
+    } while (d < dim);
 }
 static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand k)
 {

@@ -101,6 +101,14 @@ typedef struct {
     int begin, end, first_vector, end_vector;
 } sdpa_segment;
 
+/* Gradients of rows of K or V while they are summed: in scratch, or in the result itself. */
+typedef struct {
+    void *at; /* row keys.begin */
+    ptrdiff_t stride; /* in `real` */
+    sdpa_span keys;
+    char *result; /* row 0 */
+} sdpa_sums;
+
 typedef struct {
     /* What: `rows` rows of one key/value head from `first_row` on, in `vectors` vectors.  The lanes past the last row
      * repeat it, and are not written. */
@@ -154,9 +162,7 @@ typedef struct {
     void *cap_slope;               /* [block_keys][R], where there is a softcap: its derivative */
     void *key_pairs;               /* pairs: [block_keys/2][D]: rows of K interleaved by twos */
     int careful;                   /* K may hold NaN or inf */
-    sdpa_span sums;                /* the keys of */
-    void *key_sums, *value_sums;   /* [keys][D], [keys][E]: their gradients; NULL where only those of queries count */
-    char *grad_keys_at, *grad_values_at; /* row 0 */
+    sdpa_sums key_sums, value_sums; /* of the gradients of K and V; `at` is NULL where only those of Q are wanted */
 } sdpa_task;
 
 /* One step of the algorithm on the current block (or at the start or end) of a task. */
@@ -215,7 +221,8 @@ sdpa_unit sdpa_backward_head(const sdpa_problem *, const sdpa_kernel *, int64_t 
 void sdpa_enter_backward(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *);
 size_t sdpa_lay_out_backward(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks,
                              int64_t keys);
-void sdpa_clear_sums(const sdpa_problem *, const sdpa_kernel *, sdpa_task *, int64_t keys);
+void sdpa_begin_sums(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, sdpa_span keys, sdpa_task *,
+                     int tasks);
 size_t sdpa_lay_out_sums(const sdpa_problem *, const sdpa_kernel *, char *memory, sdpa_task *);
 
 /* quantise.c */

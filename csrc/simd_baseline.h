@@ -54,6 +54,25 @@ static inline vf vf_select(vm m, vf a, vf b) { LANES(vf, m.lane[i] ? a.lane[i] :
 
 static inline void vf_store(real *p, vf a) { memcpy(p, &a, sizeof a); }
 
+/* a*b - c where that is small: a and b in two parts, whose products are exact. */
+static inline real upper_half(real x)
+{
+    real_bits bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits &= ~(real_bits)0 << (REAL_MANTISSA_BITS + 1) / 2;
+    memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+static inline real lane_small_difference(real a, real b, real c)
+{
+    const real a_high = upper_half(a), b_high = upper_half(b), a_low = a - a_high;
+    return ((a_high * b_high - c) + a_low * b_high) + a * (b - b_high);
+}
+static inline vf vf_small_difference(vf a, vf b, vf c)
+{
+    LANES(vf, lane_small_difference(a.lane[i], b.lane[i], c.lane[i]));
+}
+
 static inline real lane_exponent(real t) /* see ROUNDER in vmath.h */
 {
     real_bits bits;

@@ -391,8 +391,13 @@ void sdpa_enter_backward(const sdpa_problem *p, const sdpa_kernel *kernel, const
     locate_rows(p, &p->grad_bias, t, t->first_row, padded, t->grad_bias_row);
     locate_rows(p, &p->grad_lse, t, t->first_row, padded, t->grad_lse_row);
     locate_rows(p, &p->delta, t, t->first_row, padded, t->delta_row);
-    t->grad_keys_at = first_row_of(p, &p->grad_key, t);
-    t->grad_values_at = first_row_of(p, &p->grad_value, t);
+}
+
+/* Whether gradients can be summed where they are wanted, in whole vectors.  Pairs end with a factor. */
+static int sums_in_place(const sdpa_kernel *kernel, const sdpa_array *result, int64_t width)
+{
+    return kernel->step == 1 && result->dtype == (kernel->real_bytes == 4 ? SDPA_FLOAT32 : SDPA_FLOAT64) &&
+           result->column == result->itemsize && result->row % result->itemsize == 0 && width % kernel->lanes == 0;
 }
 
 /* The scratch of one thread for gradients, those of `keys` keys among them.  Returns the size. */
@@ -411,8 +416,10 @@ size_t sdpa_lay_out_backward(const sdpa_problem *p, const sdpa_kernel *kernel, c
     shared.key_copy = take(&at, block * dim, bytes);
     shared.value_copy = take(&at, block * value_dim, bytes);
     shared.key_pairs = kernel->step == 1 ? NULL : take(&at, (block + 1) / 2 * dim, bytes);
-    shared.key_sums = keys ? take(&at, keys * dim, bytes) : NULL;
-    shared.value_sums = keys ? take(&at, keys * value_dim, bytes) : NULL;
+    if (keys && !sums_in_place(kernel, &p->grad_key, p->dim))
+        shared.key_sums.at = take(&at, keys * dim, bytes);
+    if (keys && !sums_in_place(kernel, &p->grad_value, p->value_dim))
+        shared.value_sums.at = take(&at, keys * value_dim, bytes);
     for (int i = 0; i < tasks; ++i) {
         t[i] = shared;
         t[i].q = take(&at, dim * rows, bytes);
@@ -427,10 +434,29 @@ size_t sdpa_lay_out_backward(const sdpa_problem *p, const sdpa_kernel *kernel, c
     return (size_t)(at - scratch);
 }
 
-void sdpa_clear_sums(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t, int64_t keys)
+static void begin_sums(const sdpa_problem *p, const sdpa_kernel *kernel, const sdpa_task *t, const sdpa_array *result,
+                       int64_t width, sdpa_sums *sums)
 {
-    memset(t->key_sums, 0, (size_t)(keys * padded(p->dim, kernel) * kernel->real_bytes));
-    memset(t->value_sums, 0, (size_t)(keys * padded(p->value_dim, kernel) * kernel->real_bytes));
+    sums->result = first_row_of(p, result, t);
+    sums->stride = padded(width, kernel);
+    if (sums_in_place(kernel, result, width)) {
+        sums->at = sums->result + sums->keys.begin * result->row;
+        sums->stride = result->row / kernel->real_bytes;
+    }
+    for (int64_t row = 0; row < sums->keys.end - sums->keys.begin; ++row)
+        memset((char *)sums->at + row * sums->stride * kernel->real_bytes, 0, (size_t)(width * kernel->real_bytes));
+}
+
+/* The gradients of `keys` begin with 0; for the tasks of a bundle. */
+void sdpa_begin_sums(const sdpa_problem *p, const sdpa_kernel *kernel, const sdpa_unit *unit, sdpa_span keys,
+                     sdpa_task *t, int tasks)
+{
+    t->batch = unit->batch;
+    t->kv_head = unit->kv_head;
+    t->key_sums.keys = t->value_sums.keys = keys;
+    begin_sums(p, kernel, t, &p->grad_key, p->dim, &t->key_sums);
+    begin_sums(p, kernel, t, &p->grad_value, p->value_dim, &t->value_sums);
+    for (int i = 1; i < tasks; ++i) t[i].key_sums = t->key_sums, t[i].value_sums = t->value_sums;
 }
 
 /* Memory for the sums of one part.  Returns its size. */

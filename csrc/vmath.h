@@ -32,7 +32,11 @@ static inline vf split_power(vf x, vf factor, vf *power)
     const vf rounder = vf_set1(ROUNDER);
     vf biased = vf_fma(x, factor, rounder);
     *power = vf_exponent(biased);
+#if defined(SDPA_ISA_baseline)
+    return vf_small_difference(x, factor, vf_sub(biased, rounder));
+#else
     return vf_fma(x, factor, vf_sub(rounder, biased)); /* the product is exact inside the fma */
+#endif
 }
 
 /* d = exp(d * factor * ln 2) for `count` vectors d <= 0, given floor = lowest(factor).  2 ulp with fma; exactly 1 for

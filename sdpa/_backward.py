@@ -50,10 +50,14 @@ def attention_backward(
     grad_out, out, lse, grad_lse = (
         None if x is None else x.reshape(shape[: len(shape) - (i > 1)]) for i, x in enumerate(results)
     )
-    grads = [_zeros(given[name], getattr(problem, name)) for name in ("query", "key", "value")]
-    grad_bias = None if bias is None else np.zeros(given["bias"].shape, sum_dtype(problem.dtype))
-    delta = None if sinks is None else np.zeros((*lead, heads, q_len), sum_dtype(problem.dtype))
-    if problem.query.shape[-1]:
+    wide = sum_dtype(problem.dtype)
+    grads = [_new(given[name], getattr(problem, name), wide) for name in ("query", "key", "value")]
+    grad_bias = None if bias is None else np.zeros(given["bias"].shape, wide)
+    delta = None if sinks is None else np.zeros((*lead, heads, q_len), wide)
+    if not all(problem.query.shape[-3:]) or not all(problem.key.shape[-3:-1]):  # nothing that sees anything
+        for grad in grads:
+            grad[...] = 0
+    else:
         _run(problem, out, lse, grad_out, grad_lse, *grads, grad_bias, delta)
     return Gradients(
         *(_like(x, given[name]) for x, name in zip(grads, ("query", "key", "value"))),
@@ -85,7 +89,7 @@ def attention_varlen_backward(
         window=window, q_offset=q_offset, kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks,
         alibi_slopes=alibi_slopes, threads=threads, given=given,
     )  # fmt: skip
-    shape, wide = (*query.shape[:2], value.shape[2]), sum_dtype(query.dtype)
+    shape, wide, all_sinks = (*query.shape[:2], value.shape[2]), sum_dtype(query.dtype), options.pop("sinks")
     grad_out, out, lse, grad_lse = check_results(grad_out, out, lse, grad_lse, shape, query.dtype)
     grads = [np.zeros_like(x, subok=False) for x in (query, key, value)]
     grad_bias = None if bias is None else np.zeros(given["bias"].shape, wide)
@@ -95,7 +99,7 @@ def attention_varlen_backward(
     return Gradients(
         *grads,
         None if bias is None else _like(grad_bias, given["bias"]),
-        None if sinks is None else _grad_packed_sinks(options["sinks"], q_starts, lse, delta, sinks),
+        None if sinks is None else _grad_packed_sinks(all_sinks, q_starts, lse, delta, sinks),
     )
 
 
@@ -115,9 +119,9 @@ def check_results(grad_out, out, lse, grad_lse, shape, dtype):
     return given
 
 
-def _zeros(given, whole):
+def _new(given, whole, wide):
     """For the gradient of an array that was broadcast to `whole`; where that repeats it, it is summed later."""
-    return np.zeros_like(whole, dtype=given.dtype if whole.size == given.size else sum_dtype(given.dtype), subok=False)
+    return np.empty_like(whole, dtype=given.dtype if whole.size == given.size else wide, subok=False)
 
 
 def _like(grad, given):
@@ -131,7 +135,7 @@ def _like(grad, given):
 
 
 def _run(problem, out, lse, grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias, delta):
-    """Fill what is zeros at first; all but grad_bias have the axes `lead` of the problem."""
+    """Fill the gradients, and delta; all but grad_bias, which is zeros at first, have the axes `lead` of the problem."""
     shape = (*problem.lead, problem.heads, problem.q_len, problem.kv_len)
     shared_bias = None if grad_bias is None else np.broadcast_to(grad_bias, shape)
     rows = (lse, grad_lse, delta)
@@ -154,7 +158,6 @@ def _run_packed(
 ):
     """The same for packed sequences; `options` are those of check_options."""
     mask, bias, threads = options.pop("mask"), options.pop("bias"), options.pop("threads")
-    del options["sinks"]
     threads = thread_count(threads, query, value, options["kv_lengths"])
     shared_bias = None if bias is None else np.broadcast_to(grad_bias, bias.shape)
     rows = [None if x is None else heads_first(x[..., None]) for x in (lse, grad_lse, delta)]

@@ -49,6 +49,9 @@ cdef extern from "sdpa.h" nogil:
     ctypedef struct sdpa_copied:
         pass
 
+    ctypedef struct sdpa_sums:
+        void *at
+
     ctypedef struct sdpa_task:
         sdpa_span keys
         sdpa_copied *copied
@@ -56,8 +59,7 @@ cdef extern from "sdpa.h" nogil:
         int hidden
         void *cap_slope
         int careful
-        sdpa_span sums
-        void *key_sums
+        sdpa_sums key_sums, value_sums
 
     ctypedef void (*sdpa_step)(const sdpa_problem *, sdpa_task *) noexcept nogil
 
@@ -92,7 +94,8 @@ cdef extern from "sdpa.h" nogil:
     void sdpa_enter_backward(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *)
     size_t sdpa_lay_out_backward(
         const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks, int64_t keys)
-    void sdpa_clear_sums(const sdpa_problem *, const sdpa_kernel *, sdpa_task *, int64_t keys)
+    void sdpa_begin_sums(
+        const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, sdpa_span keys, sdpa_task *, int tasks)
     size_t sdpa_lay_out_sums(const sdpa_problem *, const sdpa_kernel *, char *memory, sdpa_task *)
 
     int sdpa_quantise_rows(

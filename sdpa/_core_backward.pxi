@@ -35,7 +35,7 @@ cdef void differentiate_block(
         kernel.score_gradients(p, t)
         if queries:
             kernel.query_gradient(p, t)
-        if t.key_sums != NULL:
+        if t.key_sums.at != NULL:
             kernel.key_gradients(p, t)
 
 
@@ -59,11 +59,11 @@ cdef void finish_queries(
     const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t, sdpa_span keys
 ) noexcept nogil:
     """A hidden key has slope 0, but 0 * NaN is NaN: where that may have been, again with care."""
-    cdef void *key_sums = t.key_sums
+    cdef void *sums = t.key_sums.at
     if kernel.needs_care(p, t):
-        t.careful, t.key_sums = 1, NULL
+        t.careful, t.key_sums.at = 1, NULL
         differentiate_blocks(p, kernel, t, 1, keys, True)
-        t.careful, t.key_sums = 0, key_sums
+        t.careful, t.key_sums.at = 0, sums
     kernel.write_query_gradient(p, t)
 
 
@@ -76,12 +76,11 @@ cdef void differentiate(
     cdef int i, count
     sdpa_lay_out_backward(p, kernel, scratch, tasks, bundle, keys)
     if work.sums:
-        sdpa_clear_sums(p, kernel, tasks, keys)
+        sdpa_begin_sums(p, kernel, &work.head, work.keys, tasks, bundle)
     while index < work.end:
         count = <int>min(<int64_t>bundle, work.end - index)
         for i in range(count):
             sdpa_enter_backward(p, kernel, &work.head, index + i, &tasks[i])
-            tasks[i].sums = work.keys
             tasks[i].careful = 0
         differentiate_blocks(p, kernel, tasks, count, work.keys, work.queries)
         if work.queries:
@@ -138,7 +137,16 @@ cdef stretch find_stretch(
             index -= plan.row_units
             work.keys.begin = min(work.keys.end, index * plan.unit_keys)
             work.keys.end = min(work.keys.end, work.keys.begin + plan.unit_keys)
+            if work.keys.begin == work.keys.end:  # of a sequence that is shorter than others
+                work.end = work.first
     return work
+
+
+cdef void differentiate_unit(
+    const sdpa_problem *p, const sdpa_kernel *kernel, const backward_plan *plan, int64_t unit, char *scratch
+) noexcept nogil:
+    cdef stretch work = find_stretch(p, kernel, plan, unit)
+    differentiate(p, kernel, &work, plan.bundle, scratch)
 
 
 cdef struct bias_plan:
@@ -195,7 +203,6 @@ cdef void differentiate_bias(
 
 cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
     cdef sdpa_task sizes[SDPA_MAX_BUNDLE]
-    cdef stretch work
     cdef backward_plan plan
     cdef bias_plan biases
     cdef int64_t unit, units, bias_units = 0
@@ -218,11 +225,16 @@ cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int threads) e
     for thread in range(threads):
         memset(scratch + thread * each, 0, SDPA_COPIES * sizeof(sdpa_copied))  # its first part: nothing was copied yet
     with nogil:
-        for unit in prange(units, schedule="dynamic", num_threads=threads):
-            work = find_stretch(p, kernel, &plan, unit)
-            differentiate(p, kernel, &work, plan.bundle, scratch + threadid() * each)
-        for unit in prange(bias_units, schedule="dynamic", num_threads=threads):
-            differentiate_bias(p, kernel, &biases, unit, scratch + threadid() * each)
+        if threads == 1:
+            for unit in range(units):
+                differentiate_unit(p, kernel, &plan, unit, scratch)
+            for unit in range(bias_units):
+                differentiate_bias(p, kernel, &biases, unit, scratch)
+        else:
+            for unit in prange(units, schedule="dynamic", num_threads=threads):
+                differentiate_unit(p, kernel, &plan, unit, scratch + threadid() * each)
+            for unit in prange(bias_units, schedule="dynamic", num_threads=threads):
+                differentiate_bias(p, kernel, &biases, unit, scratch + threadid() * each)
     PyMem_RawFree(memory)
     return 0
 

@@ -16,7 +16,12 @@ OF_CACHES = OPTIONS.replace("causal=False", "causal=True")
 RESULTS = "return_lse=False, out=None, threads=None"
 CONTRACT = {
     "attention": f"(query, key, value, *, {OPTIONS}, {RESULTS})",
+    "attention_backward": f"(grad_out, query, key, value, out, lse, *, grad_lse=None, {OPTIONS}, threads=None)",
     "attention_varlen": f"(query, key, value, *, cu_seqlens_q, cu_seqlens_k=None, {OPTIONS}, {RESULTS})",
+    "attention_varlen_backward": (
+        f"(grad_out, query, key, value, out, lse, *, cu_seqlens_q, cu_seqlens_k=None, grad_lse=None, {OPTIONS}, "
+        f"threads=None)"
+    ),
     "attention_weights": f"(query, key, *, {OPTIONS}, threads=None)",
     "merge": "(outs, lses, *, out=None)",
     "rotary": "(x, positions, *, base=10000.0, interleaved=False, dim=None, out=None, threads=None)",
