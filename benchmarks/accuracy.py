@@ -8,6 +8,7 @@ python -m benchmarks.accuracy --update                                 # writes 
 import argparse
 import contextlib
 import datetime
+import functools
 import hashlib
 import importlib.util
 import math
@@ -27,7 +28,8 @@ from sdpa import _kernels
 
 README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- begin: python -m benchmarks.accuracy --update -->", "<!-- end: benchmarks/accuracy.py -->"
-DTYPES = {dtype.name: dtype for dtype in workloads.DTYPES.values()}
+INT8 = np.dtype(np.int8)  # of a cache, under queries of float32
+DTYPES = {dtype.name: dtype for dtype in [*workloads.DTYPES.values(), INT8]}
 HEADS = 4
 HEADER = ["inputs", "kernel", "RMS", "max", "RMS ÷ NumPy", "max ÷ NumPy", "RMS ÷ PyTorch", "max ÷ PyTorch"]
 SUMMARY = ["dtype", "kernel", "RMS ÷ NumPy", "max ÷ NumPy", "RMS ÷ PyTorch, plain", "RMS ÷ PyTorch, all"]
@@ -45,6 +47,7 @@ class Inputs(NamedTuple):
     softcap: float | None = None
     has_bias: bool = False
     plain: bool = False  # nothing but normal elements: what PyTorch is to be matched on
+    group: int = 32  # of a cache of int8: the numbers that share a scale
 
     def draw(self, dtype, seed):
         """Arrays (HEADS, M or N, D) and options, which `sdpa.attention` takes."""
@@ -70,6 +73,18 @@ INPUTS = [
     Inputs("softcap 5 of scores 4 times as large", factor=4, softcap=5.0),
     Inputs("bias of deviation 2", has_bias=True),
 ]
+# Of a cache of int8: each of these is a cache that is filled, and then all queries at once.
+CACHE_INPUTS = [
+    Inputs("full"),
+    *(Inputs(f"full, D = 128, a scale for {group}", D=128, group=group) for group in (32, 64, 128)),
+    Inputs("causal, D = 128", D=128, causal=True),
+    Inputs("scores 8 times as large, D = 128", D=128, factor=8),
+    *(Inputs(f"1 query, 20000 keys, D = 128, a scale for {group}", 1, 20000, 128, group=group) for group in (32, 128)),
+]
+
+
+def inputs_of(dtype):
+    return CACHE_INPUTS if dtype == INT8 else INPUTS
 
 
 class Tally:
@@ -127,6 +142,26 @@ def by_kernel(name, arrays, options):
         return sdpa.attention(*arrays, **options)
 
 
+def by_row(arrays, options):
+    """What plain int8 costs: each key and each value rounded to 255 steps of a scale of its own, all else float32."""
+    query, *cached = arrays
+    return by_definition([query, *map(rounded_by_row, cached)], options, np.float32)
+
+
+def rounded_by_row(array):
+    scale = np.abs(array).max(axis=-1, keepdims=True) / np.float32(127)
+    return np.rint(array / scale) * scale
+
+
+def by_cache(name, arrays, options, group):
+    """The kernel of this name on a cache of int8."""
+    query, key, value = (array[None] for array in arrays)
+    cache = sdpa.KVCache(1, HEADS, key.shape[-1], dtype=INT8, group=group)
+    cache.append(key, value)
+    with forced(name):
+        return cache.attend(query, **{"causal": False, **options})[0]
+
+
 @contextlib.contextmanager
 def forced(name):
     """All calls use the kernel of this name."""
@@ -139,6 +174,9 @@ def forced(name):
 
 def implementations(inputs, dtype):
     """{name: function of arrays and options} of all that can be given these inputs."""
+    if dtype == INT8:
+        kernels = {name: functools.partial(by_cache, name, group=inputs.group) for name in sdpa.kernels()}
+        return {"NumPy": by_row, **kernels}
     known = {"NumPy": lambda arrays, options: by_definition(arrays, options, dtype)}
     if inputs.softcap is None and importlib.util.find_spec("torch"):
         known["PyTorch"] = by_torch
@@ -151,15 +189,22 @@ def implementations(inputs, dtype):
 
 
 def measure(inputs, dtype, seeds):
-    """{implementation: Tally}, the errors in units of eps * sum of p |v|."""
+    """{implementation: Tally}, the errors in units of eps * sum of p |v|.
+
+    For int8, eps is 1 / 127 and |v| that of the largest number of the value: one step, if they all share a scale.
+    """
     wide = np.longdouble if dtype == np.float64 else np.float64
+    drawn, eps = (np.float32, 1 / 127) if dtype == INT8 else (dtype, ml_dtypes.finfo(dtype).eps)
     known = implementations(inputs, dtype)
     tallies = {name: Tally() for name in known}
     for seed in range(seeds):
-        arrays, options = inputs.draw(dtype, seed)
+        arrays, options = inputs.draw(drawn, seed)
         exact = by_definition(arrays, options, wide)
         query, key, value = (array.astype(wide) for array in arrays)
-        unit = wide(ml_dtypes.finfo(dtype).eps) * by_definition((query, key, np.abs(value)), options, wide)
+        terms = np.abs(value)
+        if dtype == INT8:
+            terms[...] = terms.max(axis=-1, keepdims=True)
+        unit = wide(eps) * by_definition((query, key, terms), options, wide)
         for name, function in known.items():
             tallies[name].add(function(arrays, options), exact, unit)
     return tallies
@@ -204,7 +249,7 @@ def summary_rows(dtype, measured):
     for names, kernel in alike(*measured.values()).items():
         numpy = worst(ratios(tallies, kernel, "NumPy") for tallies in measured.values())
         torch = {inputs: ratios(tallies, kernel, "PyTorch") for inputs, tallies in measured.items()}
-        plain, _ = worst(pair for inputs, pair in torch.items() if inputs.plain)
+        plain, _ = worst(pair if inputs.plain else (math.nan, math.nan) for inputs, pair in torch.items())
         anything, _ = worst(torch.values())
         yield [dtype, names, *map(fixed, (*numpy, plain, anything))]
 
@@ -250,7 +295,8 @@ def parse_arguments():
 def main():
     arguments = parse_arguments()
     results = {
-        name: {inputs: measure(inputs, DTYPES[name], arguments.seeds) for inputs in INPUTS} for name in arguments.dtypes
+        name: {inputs: measure(inputs, DTYPES[name], arguments.seeds) for inputs in inputs_of(DTYPES[name])}
+        for name in arguments.dtypes
     }
     text = markdown(results, arguments.seeds)
     print(text)

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import machine, report, runner, workloads
 from benchmarks.peers import PEERS
+from benchmarks.reading import READ
 
 
 def parse_arguments():
@@ -38,7 +39,8 @@ def implementations(arguments):
     unknown = set(peers) - set(PEERS)
     if unknown:
         raise SystemExit(f"no peer {', '.join(sorted(unknown))}; there are: {', '.join(PEERS)}")
-    return peers if arguments.without_sdpa else ["sdpa", *peers]
+    ours = [] if arguments.without_sdpa else ["sdpa"]
+    return [*ours, READ, *peers]
 
 
 def compare(arguments):
@@ -61,9 +63,15 @@ def compare(arguments):
         "kernel": arguments.kernel or "default",
         "versions": versions(names),
         "machine": here.describe(),
-        "bounds": {workload.name: workload.bound(here) for workload in chosen},
+        "bounds": {w.name: w.bound(here, read_seconds(run.results[w.name])) for w in chosen},
+        "kv_bytes": {w.name: w.kv_bytes for w in chosen if read_seconds(run.results[w.name]) is not None},
         "results": [result.as_json() for row in run.results.values() for result in row.values()],
     }
+
+
+def read_seconds(results):
+    """How long it took to read K and V, where that was measured."""
+    return results[READ].minimum if results[READ].samples else None
 
 
 def versions(names):

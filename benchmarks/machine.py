@@ -37,16 +37,18 @@ class Machine:
     l3_read: float
     l3_bytes: int
 
-    def bound(self, flops, scores, nbytes, dtype):
+    def bound(self, flops, scores, nbytes, dtype, read_seconds=None):
         """Seconds: the longer of arithmetic (products, then one softmax pass) and memory.
 
-        float16 is multiplied as float32; the softmax of both half types is that of float32.
+        float16 is multiplied as float32; the softmax of both half types is that of float32.  `read_seconds`: what
+        reading took, where that was measured.
         """
         name = np.dtype(dtype).name
         fma = {"float64": self.fma_float64, "bfloat16": self.fma_bfloat16}.get(name, self.fma_float32)
         softmax = self.softmax / 2 if name == "float64" else self.softmax  # half as many scores to a vector
-        read = self.l3_read if nbytes <= self.l3_bytes else self.dram_read
-        return max(flops / fma + scores / (softmax * self.threads), nbytes / read)
+        if read_seconds is None:
+            read_seconds = nbytes / (self.l3_read if nbytes <= self.l3_bytes else self.dram_read)
+        return max(flops / fma + scores / (softmax * self.threads), read_seconds)
 
     def best_of(self, other):
         """The higher of two measurements of the same machine."""

@@ -1,6 +1,14 @@
-"""What a workload must give: attention in float64 with plain NumPy, for some of its rows."""
+"""What a workload must give: attention in float64 with plain NumPy, for some of its rows.
 
+Gradients are those of `sdpa.reference`.
+"""
+
+from typing import NamedTuple
+
+import ml_dtypes
 import numpy as np
+
+from sdpa import reference
 
 ROW_STEP = 61  # a prime, so that the rows fall on every place in blocks of any usual size
 ERROR_FACTOR = 2.5
@@ -68,20 +76,111 @@ def rounded(array, dtype):
     return array.astype(dtype, copy=False).astype(arithmetic(dtype), copy=False)
 
 
-def sample_rows(workload):
-    return np.unique(np.append(np.arange(0, workload.M, ROW_STEP), workload.M - 1))
+def sample_rows(length):
+    return np.unique(np.append(np.arange(0, length, ROW_STEP), length - 1))
+
+
+class Expected(NamedTuple):
+    """Of one array that a workload gives: some rows, the last one among them, and the largest error that passes."""
+
+    rows: np.ndarray
+    exact: np.ndarray
+    allowed: float
 
 
 def check(workload, arrays, options):
-    """(rows, exact result of those rows, largest error that passes).
+    """What is expected: of the result, and if it is asked for of the gradients of query, key and value.
 
-    That is ERROR_FACTOR times NumPy's in the workload's own dtype, plus ERROR_ROUNDINGS of the terms summed, in the
-    type of the sums.  A half type has no more than that: its own roundings are many, and all in NumPy's error.
+    The error that passes is ERROR_FACTOR times NumPy's in the workload's own dtype, plus ERROR_ROUNDINGS of the terms
+    summed, in the type of the sums.  A half type has no more than that: its own roundings are many, and all in NumPy's
+    error.  Of gradients, whose sums grow with the length, one rounding of the largest to its own dtype is added: few
+    are that large, and NumPy's may be rounded luckily.
     """
-    rows = sample_rows(workload)
+    if workload.kind == "backward":
+        return check_gradients(workload, arrays, options)
+    rows = sample_rows(workload.M)
     exact = attention(workload, rows, arrays, options, np.float64)
     naive = attention(workload, rows, arrays, options, workload.dtype)
     query, key, value = arrays
     terms = attention(workload, rows, (query, key, np.abs(value)), options, workload.dtype)
-    rounding = float(np.finfo(terms.dtype).eps * terms.max())
-    return rows, exact, ERROR_FACTOR * float(np.abs(naive - exact).max()) + ERROR_ROUNDINGS * rounding
+    return [Expected(rows, exact, allowed(exact, naive, terms.max()))]
+
+
+def check_gradients(workload, arrays, options):
+    exact, naive = (gradients(workload, arrays, options, dtype) for dtype in (np.float64, workload.dtype))
+    rounding = float(ml_dtypes.finfo(workload.dtype).eps) / 2
+    largest = largest_terms(workload, arrays, options)
+    checks = []
+    for x, of_numpy, terms in zip(exact, naive, largest, strict=True):
+        rows = sample_rows(x.shape[2])
+        checks.append(Expected(rows, x[:, :, rows], allowed(x, of_numpy, terms) + rounding * np.abs(x).max()))
+    return checks
+
+
+def allowed(exact, naive, terms):
+    """The error that passes, where the terms that are summed make up to `terms`."""
+    return ERROR_FACTOR * largest_error(naive, exact) + ERROR_ROUNDINGS * float(np.finfo(naive.dtype).eps * terms)
+
+
+def largest_error(given, exact):
+    return float(np.abs(given.astype(np.float64) - exact).max())
+
+
+def groups(workload, arrays):
+    """(where the query heads of a group are, where its key head is, the parts of the arrays there): for attention that
+    keeps all of its scores in memory."""
+    query, key, value = arrays
+    size = workload.H // workload.G
+    for b in range(workload.B):
+        for g in range(workload.G):
+            heads, own = (b, slice(g * size, (g + 1) * size)), (b, slice(g, g + 1))
+            yield heads, own, (query[heads], key[own], value[own])
+
+
+def gradients(workload, arrays, options, dtype):
+    """The result and the gradients of query, key and value, computed in `dtype`."""
+    query, key, value = arrays
+    gradient = workload.draw_gradient()
+    given = [np.empty(array.shape, arithmetic(dtype)) for array in (query, query, key, value)]
+    for heads, own, inputs in groups(workload, arrays):
+        out, lse = reference.attention(*inputs, **options, return_lse=True, dtype=dtype)
+        found = reference.attention_backward(gradient[heads], *inputs, out, lse, **options, dtype=dtype)
+        for array, where, part in zip(given, (heads, heads, own, own), (out, *found[:3]), strict=True):
+            array[where] = part
+    return given
+
+
+def largest_terms(workload, arrays, options):
+    """For each of the same four, the largest sum of the sizes of its terms."""
+    gradient = workload.draw_gradient()
+    largest = np.zeros(4)
+    for heads, _, inputs in groups(workload, arrays):
+        weight = reference.attention_weights(*inputs[:2], **options)
+        grad, query, key, value = (np.abs(array.astype(np.float64)) for array in (gradient[heads], *inputs))
+        grad_weight = grad @ value.swapaxes(-1, -2)
+        grad_score = weight * (grad_weight + (weight * grad_weight).sum(axis=-1, keepdims=True)) * workload.D**-0.5
+        turned = grad_score.swapaxes(-1, -2) @ query, weight.swapaxes(-1, -2) @ grad
+        terms = weight @ value, grad_score @ key, *(array.sum(axis=0) for array in turned)
+        largest = np.maximum(largest, [array.max() for array in terms])
+    return largest
+
+
+def judge(outputs, checks):
+    """(error, the error that passes) of the array of `outputs` that comes nearest to failing or fails most."""
+    judged = []
+    for output, (rows, exact, limit) in zip(outputs, checks, strict=True):
+        got = np.asarray(output)
+        if got.shape != (*exact.shape[:2], rows[-1] + 1, exact.shape[3]):
+            raise ValueError(f"result of shape {got.shape}")
+        judged.append((largest_error(got[:, :, rows], exact), float(limit)))
+    return max(judged, key=lambda pair: np.nan_to_num(pair[0] / pair[1], nan=np.inf))
+
+
+def save(path, checks):
+    names = {f"{name}{index}": array for index, one in enumerate(checks) for name, array in one._asdict().items()}
+    np.savez(path, count=len(checks), **names)
+
+
+def load(path):
+    with np.load(path) as file:
+        return [Expected(*(file[f"{name}{i}"] for name in Expected._fields)) for i in range(file["count"])]

@@ -5,6 +5,9 @@ outcome as a NumPy array (B, H, M, D).  It brings the arrays into the layout its
 beforehand, but not into a wider dtype.  Where the implementation cannot do the workload, or not without losing
 precision, the adapter raises `Unsupported`, or lets what it raises itself pass.  Adding a peer is one function and one
 line in PEERS.
+
+Workloads of the kind "backward" have adapters of their own: `result(call())` is a tuple, the outcome and the gradients
+of query, key and value.
 """
 
 import tempfile
@@ -26,6 +29,7 @@ from benchmarks.adapting import (
 )
 from benchmarks.oracle import arithmetic
 from benchmarks.peers_onnxruntime import ort_attn_peer, ort_gqa_peer, ort_mha_peer
+from benchmarks.reading import READ, read_peer
 
 
 def sdpa_peer(workload):
@@ -33,6 +37,19 @@ def sdpa_peer(workload):
 
     arrays, options = workload.draw()
     return lambda: sdpa.attention(*arrays, **options), np.asarray
+
+
+def sdpa_backward_peer(workload):
+    import sdpa
+
+    arrays, options = workload.draw()
+    gradient = workload.draw_gradient()
+
+    def call():
+        out, lse = sdpa.attention(*arrays, **options, return_lse=True)
+        return out, *sdpa.attention_backward(gradient, *arrays, out, lse, **options)[:3]
+
+    return call, lambda outputs: outputs
 
 
 def numpy_peer(workload):
@@ -61,10 +78,16 @@ def numpy_peer(workload):
 def torch_peer(workload):
     import torch
 
-    torch.set_num_threads(THREADS)
     torch.set_grad_enabled(False)
     arrays, options = workload.draw()
-    query, key, value = map(torch_tensor, arrays)
+    return torch_call(workload, [*map(torch_tensor, arrays)], options), torch_result
+
+
+def torch_call(workload, tensors, options):
+    import torch
+
+    torch.set_num_threads(THREADS)
+    query, key, value = tensors
     causal, mask = causal_or_mask(workload, options, additive_mask)
     mask = None if mask is None else torch_tensor(mask)
     grouped = workload.H != workload.G
@@ -74,7 +97,24 @@ def torch_peer(workload):
             query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=grouped
         )
 
-    return call, torch_result
+    return call
+
+
+def torch_backward_peer(workload):
+    """Autograd."""
+    import torch
+
+    arrays, options = workload.draw()
+    tensors = [torch_tensor(array).requires_grad_() for array in arrays]
+    gradient = torch_tensor(workload.draw_gradient())
+    forward = torch_call(workload, tensors, options)
+
+    def call():
+        with torch.enable_grad():
+            out = forward()
+            return out, *torch.autograd.grad(out, tensors, gradient)
+
+    return call, lambda outputs: tuple(torch_result(tensor.detach()) for tensor in outputs)
 
 
 def torch_tensor(array):
@@ -94,10 +134,18 @@ def torch_result(tensor):
 
 
 def torch_math_peer(workload):
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     require_scores_fit(workload)
-    default, result = torch_peer(workload)
+    return torch_math(*torch_peer(workload))
+
+
+def torch_math_backward_peer(workload):
+    require_scores_fit(workload)
+    return torch_math(*torch_backward_peer(workload))
+
+
+def torch_math(default, result):
+    """The same without a fused kernel."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     def call():
         with sdpa_kernel(SDPBackend.MATH):
@@ -233,12 +281,20 @@ def jax_peer(workload):
 class Peer(NamedTuple):
     adapter: Callable
     distribution: str  # what to install from PyPI
+    backward: Callable | None = None  # the adapter for workloads of that kind
+
+
+def adapter_of(peer, workload):
+    """The one for workloads of this kind."""
+    adapter = {"forward": peer.adapter, "backward": peer.backward}[workload.kind]
+    require(adapter is not None, f"no {workload.kind}")
+    return adapter
 
 
 PEERS = {
     "numpy": Peer(numpy_peer, "numpy"),
-    "torch": Peer(torch_peer, "torch"),
-    "torch_math": Peer(torch_math_peer, "torch"),
+    "torch": Peer(torch_peer, "torch", torch_backward_peer),
+    "torch_math": Peer(torch_math_peer, "torch", torch_math_backward_peer),
     "ort_attn": Peer(ort_attn_peer, "onnxruntime"),
     "ort_mha": Peer(ort_mha_peer, "onnxruntime"),
     "ort_gqa": Peer(ort_gqa_peer, "onnxruntime"),
@@ -247,4 +303,4 @@ PEERS = {
     "ncnn": Peer(ncnn_peer, "ncnn"),
     "jax": Peer(jax_peer, "jax"),
 }
-IMPLEMENTATIONS = {"sdpa": Peer(sdpa_peer, "sdpa"), **PEERS}
+IMPLEMENTATIONS = {"sdpa": Peer(sdpa_peer, "sdpa", sdpa_backward_peer), READ: Peer(read_peer, "sdpa"), **PEERS}

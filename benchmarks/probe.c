@@ -1,11 +1,13 @@
-/* What one core of this machine can do: multiply-adds, softmax, memory.  Compiled by machine.py once per
- * instruction set, with LANES floats to a vector; nothing here starts threads or allocates. */
+/* What one core of this machine can do: multiply-adds, softmax, memory.  Compiled by probe.py for one
+ * instruction set, with LANES floats to a vector; only probe_read_together starts threads, nothing allocates. */
 #include <stdint.h>
 
 enum { DOUBLE_LANES = LANES / 2, ACCUMULATORS = 12 };
 typedef float vf __attribute__((vector_size(LANES * 4)));
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef double vd __attribute__((vector_size(DOUBLE_LANES * 8)));
+typedef uint64_t vw __attribute__((vector_size(DOUBLE_LANES * 8), may_alias));
+typedef uint64_t word __attribute__((may_alias));
 
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -136,24 +138,68 @@ int64_t probe_softmax(int64_t count, int64_t keys, const void *scores, void *wei
     return keys * ROW_VECTORS * LANES;
 }
 
-/* Read `bytes` from `data`, `count` times, in `streams` places at once, prefetching `ahead` bytes (0: not). */
-float probe_read(int64_t count, int64_t bytes, const char *data, int64_t streams, int64_t ahead)
+enum { LINE = 64, LINES = 16, STEP = LINES * LINE, CHAINS = 8, VECTORS = LINE / (LANES * 4) };
+
+/* The words of `streams` runs of `part` bytes, one after the other in memory, are added to the lanes of `sum`: STEP
+ * bytes of the first run, of the second and so on, each vector from an aligned place. */
+static inline __attribute__((always_inline)) void read_runs(const char *data, int64_t part, int64_t streams,
+                                                            const int prefetch, int64_t ahead, vw *sum)
 {
-    enum { LINE = 64, LINES = 4, STEP = LINES * LINE, VECTORS = LINE / (LANES * 4) };
-    int64_t part = bytes / streams / STEP * STEP;
-    vf acc[LINES] = {{0}};
-    for (int64_t i = 0; i < count; ++i)
-        for (int64_t at = 0; at < part; at += STEP)
-            for (int64_t stream = 0; stream < streams; ++stream) {
-                const char *from = data + stream * part + at;
-                UNROLL for (int line = 0; line < LINES; ++line)
-                {
-                    if (ahead) __builtin_prefetch(from + line * LINE + ahead);
-                    UNROLL for (int v = 0; v < VECTORS; ++v) acc[line] += ((const vf *)(from + line * LINE))[v];
-                }
+    for (int64_t at = 0; at < part; at += STEP)
+        for (int64_t stream = 0; stream < streams; ++stream) {
+            const char *from = data + stream * part + at;
+            UNROLL for (int line = 0; line < LINES; ++line)
+            {
+                if (prefetch) __builtin_prefetch(from + line * LINE + ahead);
+                UNROLL for (int v = 0; v < VECTORS; ++v) sum[line % CHAINS] += ((const vw *)(from + line * LINE))[v];
             }
-    float total = 0;
-    for (int line = 0; line < LINES; ++line)
-        for (int l = 0; l < LANES; ++l) total += acc[line][l];
+        }
+}
+
+/* The sum of all words of `bytes` from `data` (both multiples of 8), read in `streams` places at once with a prefetch
+ * `ahead` bytes (0: none).  The sum shows that each byte was read. */
+static uint64_t read_words(const char *data, int64_t bytes, int64_t streams, int64_t ahead)
+{
+    const char *end = data + bytes;
+    uint64_t total = 0;
+    vw sum[CHAINS] = {{0}};
+    for (; data < end && (uintptr_t)data % LINE; data += sizeof total) total += *(const word *)data;
+    const int64_t part = (end - data) / streams / STEP * STEP;
+    if (ahead)
+        read_runs(data, part, streams, 1, ahead, sum);
+    else
+        read_runs(data, part, streams, 0, 0, sum);
+    for (int chain = 0; chain < CHAINS; ++chain)
+        for (int lane = 0; lane < DOUBLE_LANES; ++lane) total += sum[chain][lane];
+    for (data += part * streams; data < end; data += sizeof total) total += *(const word *)data;
     return total;
 }
+
+/* The same, `count` times. */
+uint64_t probe_read(int64_t count, int64_t bytes, const char *data, int64_t streams, int64_t ahead)
+{
+    uint64_t total = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        total += read_words(data, bytes, streams, ahead);
+        __asm__ volatile("" ::: "memory"); /* keeps the compiler from reading once and multiplying */
+    }
+    return total;
+}
+
+#if defined(_OPENMP)
+/* The sum of the words of several arrays, of each of which every thread reads its part: of all arrays together that is
+ * as much for one thread as for another. */
+uint64_t probe_read_together(int64_t arrays, const char *const *data, const int64_t *bytes, int64_t threads,
+                             int64_t streams, int64_t ahead)
+{
+    uint64_t total = 0;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : total)
+    for (int64_t thread = 0; thread < threads; ++thread)
+        for (int64_t i = 0; i < arrays; ++i) {
+            const int64_t part = bytes[i] / threads / LINE * LINE, begin = thread * part;
+            const int64_t size = thread == threads - 1 ? bytes[i] - begin : part;
+            total += read_words(data[i] + begin, size, streams, ahead);
+        }
+    return total;
+}
+#endif

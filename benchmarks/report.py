@@ -11,13 +11,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-OURS = "sdpa"
+OURS, READ = "sdpa", "read"
 HEADER = [
     "workload",
     "bound ms",
     "sdpa ms",
     "median",
     "bound/sdpa",
+    "GB/s",
     "best peer",
     "ms",
     "speed-up",
@@ -30,18 +31,26 @@ def rows_of(report):
     """One row of HEADER per workload, and the (bound/sdpa, speed-up) pairs that are known."""
     rows, ratios = [], []
     for name, bound in report["bounds"].items():
-        results = [result for result in report["results"] if result["workload"] == name and "minimum" in result]
-        ours = next((result for result in results if result["implementation"] == OURS), None)
-        peers = sorted((r for r in results if r is not ours), key=lambda r: r["minimum"])
+        measured = [result for result in report["results"] if result["workload"] == name and "minimum" in result]
+        results = {result["implementation"]: result for result in measured}
+        ours, reading = results.pop(OURS, None), results.pop(READ, None)
+        peers = sorted(results.values(), key=lambda r: r["minimum"])
         valid = [result for result in peers if result["error"] <= result["allowed"]]
         best = valid[0] if valid else None
         others = [result for result in peers if result is not best]
         ratio = bound / ours["minimum"] if ours else math.nan
         lead = best["minimum"] / ours["minimum"] if ours and best else math.nan
         ratios.append((ratio, lead))
-        rows.append([name, milliseconds(bound), *our_cells(ours), fixed(ratio), *best_cells(best), fixed(lead)])
+        rates = rate_cell(report["kv_bytes"][name], ours, reading) if reading else ""
+        rows.append([name, milliseconds(bound), *our_cells(ours), fixed(ratio), rates, *best_cells(best), fixed(lead)])
         rows[-1] += [error_cell(ours or best), ", ".join(map(other_cell, others))]
     return rows, ratios
+
+
+def rate_cell(nbytes, ours, reading):
+    """How fast K and V were read: by this library, of what the loop that only reads them reached."""
+    rates = [f"{nbytes / result['minimum'] / 1e9:.0f}" if result else "" for result in (ours, reading)]
+    return " of ".join(rates).strip()
 
 
 def our_cells(ours):
@@ -117,12 +126,13 @@ def failures(report):
 
 def joined(reports):
     """Several result files as one; a workload in more than one counts as in the last."""
-    total = {**reports[-1], "bounds": {}, "results": [], "versions": {}}
+    total = {**reports[-1], "bounds": {}, "kv_bytes": {}, "results": [], "versions": {}}
     for report in reports:
         total["versions"] |= report["versions"]
         kept = [result for result in total["results"] if result["workload"] not in report["bounds"]]
         total["results"] = kept + report["results"]
         total["bounds"] |= report["bounds"]
+        total["kv_bytes"] |= report.get("kv_bytes", {})
     return total
 
 

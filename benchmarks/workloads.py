@@ -18,7 +18,9 @@ DTYPES = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "fp16": np.dtype(np.float16),
 }
-PRODUCTS = {"forward": 2}  # matrix products of M x N x D multiply-adds in each kind of work
+# Matrix products of M x N x D multiply-adds in each kind of work.  "backward" is a step of training: the result, and
+# then the gradients of query, key and value, which take the scores anew and four products more.
+PRODUCTS = {"forward": 2, "backward": 7}
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,19 @@ class Workload:
 
     @property
     def bytes(self):
-        """What must be read or written at least once: query, key, value, out, mask or bias."""
-        elements = 2 * self.D * self.B * (self.H * self.M + self.G * self.N)
-        return elements * self.dtype.itemsize + self._hiding_bytes
+        """What must be read or written at least once: query, key, value, out, mask or bias; and the gradients."""
+        arrays = 2 * self.B * self.H * self.M * self.D * self.dtype.itemsize + self.kv_bytes
+        return arrays * (2 if self.kind == "backward" else 1) + self._hiding_bytes
+
+    @property
+    def kv_bytes(self):
+        """Of key and value."""
+        return 2 * self.B * self.G * self.N * self.D * self.dtype.itemsize
+
+    @property
+    def limited_by_memory(self):
+        """With one query there is too little arithmetic for what is read."""
+        return self.M == 1
 
     @property
     def _hiding_bytes(self):
@@ -86,9 +98,14 @@ class Workload:
         hiding = {HIDING[self.hiding].option: HIDING[self.hiding].draw(self, rng)} if self.hiding else {}
         return arrays, {**self.options, **hiding}
 
-    def bound(self, machine):
+    def draw_gradient(self):
+        """For "backward": the gradient of the result, (B, H, M, D)."""
+        rng = np.random.default_rng(zlib.crc32(f"gradient of {self.case}".encode()))
+        return rng.standard_normal((self.B, self.H, self.M, self.D), dtype=np.float32).astype(self.dtype, copy=False)
+
+    def bound(self, machine, read_seconds=None):
         """Seconds below which no implementation can be expected on this machine."""
-        return machine.bound(self.flops, self.scores, self.bytes, self.dtype)
+        return machine.bound(self.flops, self.scores, self.bytes, self.dtype, read_seconds)
 
 
 class PaddingMask:
@@ -172,6 +189,10 @@ CASES = [
     Workload("long-8192-full", 1, 4, 4, 8192, 8192, 64),
     Workload("long-8192-causal", 1, 4, 4, 8192, 8192, 64, causal=True),
     Workload("long-16384", 1, 2, 2, 16384, 16384, 64, causal=True),
+    Workload("bwd-1024", 1, 8, 8, 1024, 1024, 64, kind="backward"),
+    Workload("bwd-1024-causal", 1, 8, 8, 1024, 1024, 64, causal=True, kind="backward"),
+    Workload("bwd-bert", 8, 12, 12, 128, 128, 64, kind="backward"),
+    Workload("bwd-gqa-1024-causal", 1, 16, 4, 1024, 1024, 128, causal=True, kind="backward"),
 ]
 
 DOUBLE = ["prefill-2048-full", "prefill-2048-causal"]
@@ -182,7 +203,7 @@ FLOAT16 = [
     "decode-4k", "decode-4k-mha", "decode-32k", "decode-b4-8k", "decode-short", "chunk-16", "chunk-64",
     "cross-77", "mask-pad", "mask-bool", "mask-add", "window-512",
 ]  # fmt: skip
-BFLOAT16 = [*FLOAT16, *(case.case for case in CASES if case.case.startswith("hdim-"))]
+BFLOAT16 = [*FLOAT16, *(case.case for case in CASES if case.case.startswith(("hdim-", "bwd-")))]
 
 OTHERS = {"fp64": DOUBLE, "bf16": BFLOAT16, "fp16": FLOAT16}  # the cases that are run in other dtypes too
 WORKLOADS = {workload.name: workload for workload in CASES}

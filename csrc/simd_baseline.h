@@ -59,7 +59,7 @@ static inline real upper_half(real x)
 {
     real_bits bits;
     memcpy(&bits, &x, sizeof bits);
-    bits &= ~(real_bits)0 << (REAL_MANTISSA_BITS + 1) / 2;
+    bits &= ~(real_bits)0 << (REAL_MANTISSA_BITS + 2) / 2;
     memcpy(&x, &bits, sizeof bits);
     return x;
 }
