@@ -156,7 +156,8 @@ static void write_query_gradient(const sdpa_problem *p, sdpa_task *t)
 /* sums[key][features] += sum over rows of weights[key][row] * rows[row][features].  The sum over the rows of a task is
  * formed on its own: errors grow with the number of tasks, not of rows. */
 static inline ALWAYS_INLINE void gather_tile(const int height, const int vectors, int64_t count, const real *weights,
-                                             const real *rows, ptrdiff_t stride, real *sums, ptrdiff_t sums_stride)
+                                             const real *rows, ptrdiff_t stride, int first, real *sums,
+                                             ptrdiff_t sums_stride)
 {
     vf sum[TALLEST][SDPA_MAX_VECTORS];
     set_to_zero(height, vectors, sum);
@@ -164,33 +165,35 @@ static inline ALWAYS_INLINE void gather_tile(const int height, const int vectors
     UNROLL_FOR (int i = 0; i < height; ++i)
         UNROLL_FOR (int v = 0; v < vectors; ++v) {
             real *at = sums + i * sums_stride + v * VL;
-            vf_store(at, vf_add(vf_load(at), sum[i][v]));
+            vf_store(at, first ? sum[i][v] : vf_add(vf_load(at), sum[i][v]));
         }
 }
 
 static inline ALWAYS_INLINE void gather_tiles(const int vectors, int64_t keys, int64_t count, const real *weights,
-                                              const real *rows, ptrdiff_t stride, real *sums, ptrdiff_t sums_stride)
+                                              const real *rows, ptrdiff_t stride, int first, real *sums,
+                                              ptrdiff_t sums_stride)
 {
 #define GATHER_TILE(height, key)                                                                                       \
-    gather_tile(height, vectors, count, weights + (key) * ROWS, rows, stride, sums + (key) * sums_stride, sums_stride)
+    gather_tile(height, vectors, count, weights + (key) * ROWS, rows, stride, first, sums + (key) * sums_stride,       \
+                sums_stride)
     FOR_TILES(vectors, keys, GATHER_TILE);
 #undef GATHER_TILE
 }
 
-/* For the keys of a segment and the rows that see them; sums are those of the block. */
-static void gather(const sdpa_task *t, sdpa_segment g, const void *weights, const void *rows, int64_t width,
+/* For the keys of a segment and the rows that see them; `first`: instead of what the sums hold. */
+static void gather(const sdpa_task *t, sdpa_segment g, const void *weights, const void *rows, int first,
                    const sdpa_sums *to)
 {
-    const int64_t first = g.first_vector * VL, end = g.end_vector * VL < t->rows ? g.end_vector * VL : t->rows;
-    const ptrdiff_t stride = task_row_stride(width), sums_stride = to->stride;
-    const real *from = (const real *)rows + first / STEP * stride;
-    const real *weight = (const real *)weights + g.begin * ROWS + first / STEP;
+    const int64_t begin = g.first_vector * VL, end = g.end_vector * VL < t->rows ? g.end_vector * VL : t->rows;
+    const ptrdiff_t stride = task_row_stride(to->width), sums_stride = to->stride;
+    const real *from = (const real *)rows + begin / STEP * stride;
+    const real *weight = (const real *)weights + g.begin * ROWS + begin / STEP;
     real *sums = (real *)to->at + (t->key - to->keys.begin + g.begin) * sums_stride;
-    for (int64_t e = 0, vectors; e < width; e += vectors * VL) {
-        vectors = (width - e + VL - 1) / VL;
+    for (int64_t e = 0, vectors; e < to->width; e += vectors * VL) {
+        vectors = (to->width - e + VL - 1) / VL;
         if (vectors > VECTORS) vectors = VECTORS;
 #define GATHER_TILES(vectors)                                                                                          \
-    gather_tiles(vectors, g.end - g.begin, steps(end - first), weight, from + e, stride, sums + e, sums_stride)
+    gather_tiles(vectors, g.end - g.begin, steps(end - begin), weight, from + e, stride, first, sums + e, sums_stride)
         WITH_VECTORS(vectors, GATHER_TILES);
 #undef GATHER_TILES
     }
@@ -215,18 +218,40 @@ static void add_poisoned_rows(const sdpa_problem *p, const sdpa_task *t)
     }
 }
 
+static void clear_sums(const sdpa_sums *sums, int64_t key, int64_t keys)
+{
+    real *at = (real *)sums->at + (key - sums->keys.begin) * sums->stride;
+    for (; keys > 0; --keys, at += sums->stride) memset(at, 0, (size_t)padded(sums->width) * sizeof(real));
+}
+
+/* Where the sums of the block hold nothing: whether all of them are about to be written; else they become 0. */
+static int is_first(const sdpa_problem *p, const sdpa_task *t)
+{
+    const sdpa_span keys = t->key_sums.keys;
+    char *summed = t->summed + (t->key - keys.begin) / p->block_keys;
+    const int64_t end = keys.end - t->key < p->block_keys ? keys.end : t->key + p->block_keys;
+    if (*summed) return 0;
+    *summed = 1;
+    if (t->segments == 1 && t->segment[0].begin == 0 && t->key + t->segment[0].end == end) return 1;
+    clear_sums(&t->key_sums, t->key, end - t->key);
+    clear_sums(&t->value_sums, t->key, end - t->key);
+    return 0;
+}
+
 static void key_gradients(const sdpa_problem *p, sdpa_task *t)
 {
+    const int first = is_first(p, t);
     for (int i = 0; i < t->segments; ++i) {
-        gather(t, t->segment[i], t->s, t->grad_rows, p->value_dim, &t->value_sums);
-        gather(t, t->segment[i], t->slope, t->query_rows, p->dim, &t->key_sums);
+        gather(t, t->segment[i], t->s, t->grad_rows, first, &t->value_sums);
+        gather(t, t->segment[i], t->slope, t->query_rows, first, &t->key_sums);
     }
     if (t->poisoned) add_poisoned_rows(p, t);
 }
 
 /* Where they were not summed in the result itself. */
-static void write_sums(const sdpa_array *result, const sdpa_sums *sums, int64_t width, double factor)
+static void write_sums(const sdpa_array *result, const sdpa_sums *sums, double factor)
 {
+    const int64_t width = sums->width;
     const vf factors = vf_set1(narrowed(factor));
     const real *from = sums->at;
     char *at = sums->result + sums->keys.begin * result->row;
@@ -239,8 +264,13 @@ static void write_sums(const sdpa_array *result, const sdpa_sums *sums, int64_t 
 
 static void write_key_gradients(const sdpa_problem *p, sdpa_task *t)
 {
-    write_sums(&p->grad_key, &t->key_sums, p->dim, key_factor(p));
-    write_sums(&p->grad_value, &t->value_sums, p->value_dim, 1);
+    const sdpa_span keys = t->key_sums.keys;
+    for (t->key = keys.begin; t->key < keys.end; t->key += p->block_keys) { /* what nobody saw */
+        t->segments = 0;
+        is_first(p, t);
+    }
+    write_sums(&p->grad_key, &t->key_sums, key_factor(p));
+    write_sums(&p->grad_value, &t->value_sums, 1);
 }
 
 /* ---- grad_bias = grad_bias + slope */

@@ -103,8 +103,9 @@ typedef struct {
 
 /* Gradients of rows of K or V while they are summed: in scratch, or in the result itself. */
 typedef struct {
-    void *at; /* row keys.begin */
+    void *at;         /* row keys.begin */
     ptrdiff_t stride; /* in `real` */
+    int64_t width;
     sdpa_span keys;
     char *result; /* row 0 */
 } sdpa_sums;
@@ -163,6 +164,7 @@ typedef struct {
     void *key_pairs;               /* pairs: [block_keys/2][D]: rows of K interleaved by twos */
     int careful;                   /* K may hold NaN or inf */
     sdpa_sums key_sums, value_sums; /* of the gradients of K and V; `at` is NULL where only those of Q are wanted */
+    char *summed;                   /* [blocks]: whether the sums of a block hold something */
 } sdpa_task;
 
 /* One step of the algorithm on the current block (or at the start or end) of a task. */

@@ -52,6 +52,9 @@ static inline void *divisor(const sdpa_problem *p, const sdpa_task *t)
     return PAIRS && !p->weights.data ? t->kept : t->sum;
 }
 
+/* Of a sum, for the lse: an error of one rounding. */
+static inline double log_of(double x) { return sizeof(real) == sizeof(float) ? (double)logf((float)x) : log(x); }
+
 /* One row at the end of its sums: its sink joins the denominator, its lse is written.  A row that saw nothing has the
  * sum 0 (one that saw NaN has NaN), and gets -inf whatever its sink. */
 static void close_row(const sdpa_problem *p, sdpa_task *t, int row)
@@ -69,7 +72,7 @@ static void close_row(const sdpa_problem *p, sdpa_task *t, int row)
         total = total * factor + exp(sink - higher);
         high = higher;
     }
-    if (p->lse.data) write_one(t->lse_row[row], p->lse.dtype, empty ? -(double)INFINITY : high + log(total));
+    if (p->lse.data) write_one(t->lse_row[row], p->lse.dtype, empty ? -(double)INFINITY : high + log_of(total));
 }
 
 /* Ends the sums of all rows; `shrink` becomes the factor from exp(s - max) to a probability. */

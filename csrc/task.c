@@ -400,6 +400,8 @@ static int sums_in_place(const sdpa_kernel *kernel, const sdpa_array *result, in
            result->column == result->itemsize && result->row % result->itemsize == 0 && width % kernel->lanes == 0;
 }
 
+static int64_t blocks(const sdpa_problem *p, int64_t keys) { return (keys + p->block_keys - 1) / p->block_keys; }
+
 /* The scratch of one thread for gradients, those of `keys` keys among them.  Returns the size. */
 size_t sdpa_lay_out_backward(const sdpa_problem *p, const sdpa_kernel *kernel, char *scratch, sdpa_task *t, int tasks,
                              int64_t keys)
@@ -416,6 +418,7 @@ size_t sdpa_lay_out_backward(const sdpa_problem *p, const sdpa_kernel *kernel, c
     shared.key_copy = take(&at, block * dim, bytes);
     shared.value_copy = take(&at, block * value_dim, bytes);
     shared.key_pairs = kernel->step == 1 ? NULL : take(&at, (block + 1) / 2 * dim, bytes);
+    shared.summed = take(&at, blocks(p, keys), 1);
     if (keys && !sums_in_place(kernel, &p->grad_key, p->dim))
         shared.key_sums.at = take(&at, keys * dim, bytes);
     if (keys && !sums_in_place(kernel, &p->grad_value, p->value_dim))
@@ -443,11 +446,10 @@ static void begin_sums(const sdpa_problem *p, const sdpa_kernel *kernel, const s
         sums->at = sums->result + sums->keys.begin * result->row;
         sums->stride = result->row / kernel->real_bytes;
     }
-    for (int64_t row = 0; row < sums->keys.end - sums->keys.begin; ++row)
-        memset((char *)sums->at + row * sums->stride * kernel->real_bytes, 0, (size_t)(width * kernel->real_bytes));
+    sums->width = width;
 }
 
-/* The gradients of `keys` begin with 0; for the tasks of a bundle. */
+/* Nothing is summed yet for `keys`; for the tasks of a bundle. */
 void sdpa_begin_sums(const sdpa_problem *p, const sdpa_kernel *kernel, const sdpa_unit *unit, sdpa_span keys,
                      sdpa_task *t, int tasks)
 {
@@ -456,6 +458,7 @@ void sdpa_begin_sums(const sdpa_problem *p, const sdpa_kernel *kernel, const sdp
     t->key_sums.keys = t->value_sums.keys = keys;
     begin_sums(p, kernel, t, &p->grad_key, p->dim, &t->key_sums);
     begin_sums(p, kernel, t, &p->grad_value, p->value_dim, &t->value_sums);
+    memset(t->summed, 0, (size_t)blocks(p, keys.end - keys.begin));
     for (int i = 1; i < tasks; ++i) t[i].key_sums = t->key_sums, t[i].value_sums = t->value_sums;
 }
 

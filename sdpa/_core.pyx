@@ -152,14 +152,15 @@ cdef void finish_unit(
 
 cdef int64_t cut_into_units(sdpa_problem *p, const sdpa_kernel *kernel, int *threads, int *chunk) noexcept:
     """The number of units; no more threads than that; and how many a thread takes at once: those of one head, so that
-    it finds K and V in its own cache, but few enough that the last one to finish is not waited for."""
-    cdef int64_t units, heads = p.batches * p.kv_heads
+    it finds K and V in its own cache, or of several that follow each other in memory, but few enough that the last one
+    to finish is not waited for."""
+    cdef int64_t units
     p.block_keys = kernel.block_keys
     p.threads = threads[0]
     p.far = is_far(p)
     units = sdpa_count_units(p, kernel)
     threads[0] = <int>max(1, min(<int64_t>threads[0], units))
-    chunk[0] = <int>max(1, min(units // max(1, heads), units // (16 * threads[0])))
+    chunk[0] = <int>max(1, units // (16 * threads[0]))
     return units
 
 

