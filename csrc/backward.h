@@ -275,43 +275,48 @@ static void write_key_gradients(const sdpa_problem *p, sdpa_task *t)
 
 /* ---- grad_bias = grad_bias + slope */
 
-/* What the bias was broadcast along is summed here, one number after the other: the rows or columns are the same. */
-static void add_to_bias(const sdpa_problem *p, const sdpa_task *t, int row, int key, int count, const real *slope)
+/* Of one row and `count` keys.  What the bias was broadcast along is summed here, one number after the other: the rows or
+ * columns are the same. */
+static inline void add_to_bias(const sdpa_problem *p, const sdpa_task *t, int row, int key, int count, vf slope)
 {
     const sdpa_array *bias = &p->grad_bias;
-    real *to = (real *)(t->grad_bias_row[row] + (t->key + key) * bias->column);
+    real *to = (real *)(t->grad_bias_row[row] + (t->key + key) * bias->column), lane[VL];
     const ptrdiff_t step = bias->column / (ptrdiff_t)sizeof(real);
-    if (step == 1 && count == VL)
-        vf_store(to, vf_add(vf_load(to), vf_load(slope)));
-    else
-        for (int i = 0; i < count; ++i) to[i * step] += slope[i];
+    if (step == 1 && count == VL) {
+        vf_store(to, vf_add(vf_load(to), slope));
+        return;
+    }
+    vf_store(lane, slope);
+    for (int i = 0; i < count; ++i) to[i * step] += lane[i];
 }
 
-/* The slopes of vector v, of VL keys at a time, from [key][row] to [row][key]. */
-static void bias_gradient_of_vector(const sdpa_problem *p, sdpa_task *t, int v)
+/* The slopes of the block, from [key][row] to [row][key]. */
+static void add_slopes(const sdpa_problem *p, sdpa_task *t)
 {
-    const real factor = exponent_factor(p);
-    const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
-    const int rows = t->rows - v * VL < VL ? t->rows - v * VL : VL;
-    const sdpa_segment keys = t->of_vector[v];
-    for (int key = keys.begin; key < keys.end; key += VL) {
-        const int count = keys.end - key < VL ? keys.end - key : VL;
-        vf slope[VL], weight;
-        for (int i = 0; i < VL; ++i) {
-            slope[i] = vf_set1(0);
-            if (i < count) find_slopes(t, key + i, v, 1, 0, factors, floor, &weight, &slope[i]);
-        }
-        vf_transpose(slope);
-        for (int row = 0; row < rows; ++row) {
-            real lane[VL];
-            vf_store(lane, slope[row]);
-            add_to_bias(p, t, v * VL + row, key, count, lane);
+    for (int v = 0; v < t->vectors; ++v) {
+        const int rows = t->rows - v * VL < VL ? t->rows - v * VL : VL;
+        const sdpa_segment keys = t->of_vector[v];
+        for (int key = keys.begin; key < keys.end; key += VL) {
+            const int count = keys.end - key < VL ? keys.end - key : VL;
+            vf slope[VL];
+            for (int i = 0; i < VL; ++i) slope[i] = i < count ? vf_load(slopes_at(t, key + i, v)) : vf_set1(0);
+            vf_transpose(slope);
+            for (int row = 0; row < rows; ++row) add_to_bias(p, t, v * VL + row, key, count, slope[row]);
         }
     }
 }
 
+/* On its own, with slopes that are neither capped nor rounded. */
 static void bias_gradient(const sdpa_problem *p, sdpa_task *t)
 {
+    const real factor = exponent_factor(p);
+    const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
     value_products(p, t);
-    for (int v = 0; v < t->vectors; ++v) bias_gradient_of_vector(p, t, v);
+    for (int v = 0; v < t->vectors; ++v)
+        for (int key = t->of_vector[v].begin; key < t->of_vector[v].end; ++key) {
+            vf weight, slope;
+            find_slopes(t, key, v, 1, 0, factors, floor, &weight, &slope);
+            vf_store(slopes_at(t, key, v), slope);
+        }
+    add_slopes(p, t);
 }

@@ -125,6 +125,7 @@ const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) 
     .query_gradient = query_gradient,
     .key_gradients = key_gradients,
     .bias_gradient = bias_gradient,
+    .add_slopes = PAIRS ? NULL : add_slopes,
     .needs_care = needs_care,
     .write_query_gradient = write_query_gradient,
     .write_key_gradients = write_key_gradients,

@@ -54,7 +54,8 @@ typedef struct {
     /* For gradients; `out` and `lse` are inputs then.  Those of query, key and value are written, that of the bias, of
      * the compute type and with the bias's own strides, is added to. */
     sdpa_array grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias;
-    sdpa_array delta; /* (B, H, M), of the compute type: see backward.h; written where it is there */
+    sdpa_array delta;      /* (B, H, M), of the compute type: see backward.h; written where it is there */
+    int bias_with_queries; /* no two pairs share a number of the bias: its gradient comes with that of queries */
 
     /* How the work is cut; see task.c. */
     int64_t block_keys;             /* keys per block */
@@ -193,7 +194,8 @@ typedef struct {
     sdpa_step score_gradients;  /* s = exp(s - lse), slope = s (V g - delta) */
     sdpa_step query_gradient;   /* o = o + slope K */
     sdpa_step key_gradients;    /* key_sums = key_sums + slope^T Q, value_sums = value_sums + s^T grad_out */
-    sdpa_step bias_gradient;    /* instead of these three: grad_bias = grad_bias + slope */
+    sdpa_step add_slopes;       /* grad_bias = grad_bias + slope; NULL where slopes are rounded */
+    sdpa_step bias_gradient;    /* that alone, instead of all others but `scores` */
     int (*needs_care)(const sdpa_problem *, const sdpa_task *); /* o holds NaN or inf, maybe from a hidden key */
     sdpa_step write_query_gradient, write_key_gradients;
 } sdpa_kernel;

@@ -30,6 +30,7 @@ cdef extern from "sdpa.h" nogil:
         int64_t page_columns, page_size
         sdpa_array grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias
         sdpa_array delta
+        int bias_with_queries
         int64_t block_keys
         int threads
         int64_t fewest_rows, most_rows
@@ -71,7 +72,7 @@ cdef extern from "sdpa.h" nogil:
         sdpa_step close_sums
         void (*join)(const sdpa_problem *, sdpa_task *, const sdpa_task *) noexcept nogil
         sdpa_step start, write_out, write_weights
-        sdpa_step begin_backward, score_gradients, query_gradient, key_gradients, bias_gradient
+        sdpa_step begin_backward, score_gradients, query_gradient, key_gradients, add_slopes, bias_gradient
         int (*needs_care)(const sdpa_problem *, const sdpa_task *) noexcept nogil
         sdpa_step write_query_gradient, write_key_gradients
 

@@ -33,6 +33,8 @@ cdef void differentiate_block(
     if t.keys.begin < key + p.block_keys and key < t.keys.end and sdpa_enter_block(p, kernel, key, t):
         kernel.scores(p, t)
         kernel.score_gradients(p, t)
+        if queries and p.bias_with_queries and not t.careful:
+            kernel.add_slopes(p, t)
         if queries:
             kernel.query_gradient(p, t)
         if t.key_sums.at != NULL:
@@ -149,6 +151,15 @@ cdef void differentiate_unit(
     differentiate(p, kernel, &work, plan.bundle, scratch)
 
 
+cdef bint has_own_bias(const sdpa_problem *p) noexcept:
+    """Whether no two pairs share a number of the bias."""
+    cdef const sdpa_array *bias = &p.grad_bias
+    if bias.data == NULL:
+        return False
+    return ((bias.batch != 0 or p.batches == 1 or p.q_starts != NULL) and (bias.head != 0 or p.heads == 1)
+            and bias.row != 0 and bias.column != 0)
+
+
 cdef struct bias_plan:
     # What the bias differs by: its gradient is summed over what it does not, in one place.
     int64_t batches, heads, parts
@@ -214,7 +225,8 @@ cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int threads) e
     p.threads = threads
     plan = cut_backward(p, kernel, threads)
     units = plan.whole + (plan.heads - plan.whole) * plan.per_head
-    if p.grad_bias.data != NULL:
+    p.bias_with_queries = kernel.add_slopes != NULL and p.softcap == 0 and has_own_bias(p)
+    if p.grad_bias.data != NULL and not p.bias_with_queries:
         biases = cut_bias(p, kernel)
         bias_units = biases.batches * biases.heads * biases.parts
     # Heads that follow each other are read in one go: -6 % where there are many.  Cut ones are few.
