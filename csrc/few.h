@@ -6,67 +6,127 @@
  * not end on a whole vector are copied to such.  Numbers narrower than `real` are widened as they are loaded: `dtype`
  * is a constant in each tile.  The order of the sums of a row does not depend on other rows. */
 
-static void load_queries(const sdpa_problem *p, sdpa_task *t)
-{
-    for (int row = 0; row < t->rows; ++row)
-        read_row(t->query_row[row], &p->query, p->dim, (real *)t->q + row * padded(p->dim));
-    const int64_t keys = p->block_keys < p->kv_len ? p->block_keys : p->kv_len;
-    memset(t->s, 0, (size_t)keys * ROWS * sizeof(real)); /* the lanes of rows that are not there */
-}
+/* So many keys, or values, go through all rows while they are in the first-level cache: memory is read in its order. */
+enum { KEYS_IN_CACHE = 16, VALUES_IN_CACHE = 32 };
 
-/* Rows of K or V that follow each other in memory, from one key on.  `ahead` is what will be read some rows later. */
+enum { LINE = 64 }; /* bytes of a cache line */
+
+/* Rows of K or V that follow each other in memory, from one key on.  `ahead` is the like of it that will be read some
+ * rows later; `compact`: without gaps between rows. */
 typedef struct {
     const char *at, *ahead;
     ptrdiff_t stride;
+    int compact;
     const char *scales; /* for int8: of the first key */
     ptrdiff_t scale_stride;
     int group_shift;
 } row_run;
 
 /* VL numbers of row `key` of the run, from column `d` on. */
-static inline ALWAYS_INLINE vf read_run(row_run run, int key, int64_t d, const int dtype, const int far)
+static inline ALWAYS_INLINE vf read_run(row_run run, int key, int64_t d, const int dtype)
 {
-    const ptrdiff_t offset = key * run.stride + d * size_of(dtype);
-    if (far) __builtin_prefetch(run.ahead + offset);
-    const vf x = read_adjacent(run.at + offset, dtype);
+    const vf x = read_adjacent(run.at + key * run.stride + d * size_of(dtype), dtype);
     if (dtype != SDPA_INT8) return x;
     float scale;
     memcpy(&scale, run.scales + key * run.scale_stride + (d >> run.group_shift) * 4, sizeof scale);
     return vf_mul(x, vf_set1(scale));
 }
 
-/* So many bytes are prefetched ahead.  Measured from memory, 32768 keys, D = 128, in GB/s of float32 and bfloat16: none
- * 38 and 27; 1024 ahead 48 and 37; 4096 ahead 59 and 50; 8192 ahead 60 and 67; 16384 ahead 56 and 70. */
-enum { AHEAD = 8192 };
+/* How K or V is fetched ahead from memory: not; as one run, a constant number of bytes ahead; or run by run. */
+enum { NEAR, FAR, FAR_IN_RUNS };
+
+/* So many bytes.  Measured from memory, decode-32k, in GB/s of float32 and bfloat16: 4096 ahead 67 and 59; 8192 ahead
+ * 77 and 71; 12288 ahead 71 and 77; 16384 ahead 72 and 79; 32768 ahead 66 and 76.  decode-4k-mha in bfloat16: 12288
+ * ahead 91, 16384 ahead 87. */
+static inline ALWAYS_INLINE ptrdiff_t bytes_ahead(const int dtype) { return dtype == SDPA_FLOAT32 ? 8192 : 12288; }
+
+/* Tiles read several rows side by side, or parts of them, but what comes ahead of them is fetched in the order of
+ * memory, a line with each vector that is read.  Measured, decode-32k float32: 77 GB/s; in the order in which it is
+ * read 65; all lines of a tile at once, before it, 56.
+ *
+ * With column d of one of the keys of a tile. */
+static inline ALWAYS_INLINE void fetch_keys(row_run run, int first, int keys, int key, int64_t d, const int dtype,
+                                            const int far)
+{
+    const ptrdiff_t from = d * size_of(dtype);
+    if (far == NEAR || from % LINE) return;
+    const char *tile = (far == FAR ? run.at + bytes_ahead(dtype) : run.ahead) + first * run.stride;
+    const ptrdiff_t across = far == FAR || run.compact ? LINE : run.stride;
+    const ptrdiff_t down = far == FAR || run.compact ? keys : 1;
+    __builtin_prefetch(tile + from * down + key * across);
+}
+
+/* With `width` columns from e on of one of the keys of a tile. */
+static inline ALWAYS_INLINE void fetch_values(row_run run, int keys, int key, int64_t e, int width, const int dtype,
+                                              const int far)
+{
+    const ptrdiff_t left = e * size_of(dtype), bytes = width * size_of(dtype);
+    if (far == NEAR) return;
+    const char *tile = far == FAR ? run.at + bytes_ahead(dtype) : run.ahead;
+    tile += far == FAR || run.compact ? left * keys + key * bytes : left + key * run.stride;
+    UNROLL_FOR (int line = 0; line < bytes; line += LINE) __builtin_prefetch(tile + line);
+}
+
+/* K or V, and how it is read. */
+typedef struct {
+    operand rows;
+    const sdpa_array *array, *scale;
+    const char *rows_at, *scales_at; /* see row_address */
+    int compact, rows_ahead;         /* in whole pieces, as runs are read */
+} source;
+
+static source source_of(operand rows, int64_t width, const sdpa_array *array, const char *rows_at,
+                        const sdpa_array *scale, const char *scales_at)
+{
+    source s = {rows, array, scale, rows_at, scales_at, 0, KEYS_IN_CACHE};
+    const int64_t bytes = width * size_of(rows.dtype);
+    s.compact = rows.stride == bytes;
+    while (bytes && s.rows_ahead * bytes < bytes_ahead(rows.dtype)) s.rows_ahead += KEYS_IN_CACHE;
+    return s;
+}
+static source source_of_keys(const sdpa_problem *p, const sdpa_task *t, operand keys)
+{
+    return source_of(keys, p->dim, &p->key, t->keys_at, &p->key_scale, t->key_scales_at);
+}
+static source source_of_values(const sdpa_problem *p, const sdpa_task *t, operand values)
+{
+    return source_of(values, p->value_dim, &p->value, t->values_at, &p->value_scale, t->value_scales_at);
+}
+
+static int how_far(const sdpa_problem *p, const source *s)
+{
+    return !p->far ? NEAR : s->rows.at && s->compact ? FAR : FAR_IN_RUNS;
+}
+
+static void enter_page(const sdpa_problem *p, const sdpa_task *t, const source *s, int key, int *end, row_run *run)
+{
+    const int later = key + s->rows_ahead;
+    int unused = key + 1;
+    /* Pieces so short have their like in one page, too, in pages of a multiple of so many rows. */
+    if (*end - key > KEYS_IN_CACHE) *end = key + KEYS_IN_CACHE;
+    run->at = run->ahead = row_address(p, s->array, s->rows_at, t, key, end);
+    if (t->key + later < t->keys.end) run->ahead = row_address(p, s->array, s->rows_at, t, later, &unused);
+}
 
 /* The run from `key` of the block on; it ends before key *end. */
-static inline row_run run_of(const sdpa_problem *p, const sdpa_task *t, operand rows, const sdpa_array *array,
-                             const char *rows_at, const sdpa_array *scale, const char *scales_at, int key, int *end)
+static inline ALWAYS_INLINE row_run run_of(const sdpa_problem *p, const sdpa_task *t, const source *s, int key,
+                                           int *end, const int dtype, const int far)
 {
-    row_run run = {.stride = rows.stride, .scale_stride = scale->row, .group_shift = p->group_shift};
+    row_run run = {.stride = s->rows.stride, .compact = s->compact, .group_shift = p->group_shift};
     int unused = key + 1;
-    if (scale->data) run.scales = row_address(p, scale, scales_at, t, key, &unused);
-    if (rows.at) {
-        run.at = rows.at + key * rows.stride;
-        run.ahead = run.at + AHEAD;
+    if (far != FAR && !s->rows.at) {
+        enter_page(p, t, s, key, end, &run);
     } else {
-        const int rows_ahead = (int)(AHEAD / (array->row ? array->row : AHEAD)) + 1, later = key + rows_ahead;
-        run.at = row_address(p, array, rows_at, t, key, end);
-        run.ahead =
-            later > key && t->key + later < t->keys.end ? row_address(p, array, rows_at, t, later, &unused) : run.at;
+        run.at = s->rows.at + key * run.stride;
+        run.ahead = run.at + s->rows_ahead * run.stride;
     }
+    if (dtype != SDPA_INT8) return run;
+    run.scales = row_address(p, s->scale, s->scales_at, t, key, &unused);
+    run.scale_stride = s->scale->row;
     return run;
 }
-static inline row_run run_of_keys(const sdpa_problem *p, const sdpa_task *t, operand keys, int key, int *end)
-{
-    return run_of(p, t, keys, &p->key, t->keys_at, &p->key_scale, t->key_scales_at, key, end);
-}
-static inline row_run run_of_values(const sdpa_problem *p, const sdpa_task *t, operand values, int key, int *end)
-{
-    return run_of(p, t, values, &p->value, t->values_at, &p->value_scale, t->value_scales_at, key, end);
-}
 
-/* Expands `call(dtype, far)` with what the rows of K or V hold, as a constant. */
+/* Expands `call(dtype, far)` with constants: what the rows of K or V hold, and how they are fetched. */
 #define WITH_DTYPE(dtype, far, call)                                                                                   \
     do {                                                                                                               \
         if ((dtype) == SDPA_FLOAT16)                                                                                   \
@@ -78,14 +138,16 @@ static inline row_run run_of_values(const sdpa_problem *p, const sdpa_task *t, o
         else if ((dtype) == SDPA_FLOAT32)                                                                              \
             WITH_FAR(SDPA_FLOAT32, far, call);                                                                         \
         else if (sizeof(real) == sizeof(double))                                                                       \
-            call(SDPA_FLOAT64, 0);                                                                                     \
+            call(SDPA_FLOAT64, NEAR);                                                                                  \
     } while (0)
 #define WITH_FAR(dtype, far, call)                                                                                     \
     do {                                                                                                               \
-        if (sizeof(real) == sizeof(float) && (far))                                                                    \
-            call(dtype, 1);                                                                                            \
+        if (sizeof(real) == sizeof(float) && (far) == FAR)                                                             \
+            call(dtype, FAR);                                                                                          \
+        else if (sizeof(real) == sizeof(float) && (far) == FAR_IN_RUNS)                                                \
+            call(dtype, FAR_IN_RUNS);                                                                                  \
         else                                                                                                           \
-            call(dtype, 0);                                                                                            \
+            call(dtype, NEAR);                                                                                         \
     } while (0)
 
 /* s[key][row] = K[key] . q[row], for keys * rows <= VL pairs. */
@@ -98,7 +160,8 @@ static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const 
         vf query[VL];
         UNROLL_FOR (int row = 0; row < rows; ++row) query[row] = vf_load(q + row * dim + d);
         UNROLL_FOR (int key = 0; key < keys; ++key) {
-            const vf feature = read_run(run, first + key, d, dtype, far);
+            const vf feature = read_run(run, first + key, d, dtype);
+            fetch_keys(run, first, keys, key, d, dtype, far);
             UNROLL_FOR (int row = 0; row < rows; ++row)
                 sum[key * rows + row] = vf_fma(feature, query[row], sum[key * rows + row]);
         }
@@ -128,17 +191,22 @@ static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, cons
         for (; first < (count); ++first) call(1, first);                                                               \
     } while (0)
 
-/* So many keys, or values, go through all rows while they are in the first-level cache: memory is read in its order. */
-enum { KEYS_IN_CACHE = 16, VALUES_IN_CACHE = 32 };
+static void load_queries(const sdpa_problem *p, sdpa_task *t)
+{
+    for (int row = 0; row < t->rows; ++row)
+        read_row(t->query_row[row], &p->query, p->dim, (real *)t->q + row * padded(p->dim));
+    const int64_t keys = p->block_keys < p->kv_len ? p->block_keys : p->kv_len;
+    memset(t->s, 0, (size_t)keys * ROWS * sizeof(real)); /* the lanes of rows that are not there */
+}
 
 static inline ALWAYS_INLINE void score_keys(const int dtype, const int far, const sdpa_problem *p, const sdpa_task *t,
-                                            sdpa_segment g, operand keys)
+                                            sdpa_segment g, const source *keys)
 {
     const real *q = t->q;
     const int64_t dim = padded(p->dim);
     for (int key = g.begin, end; key < g.end; key = end) {
         end = g.end - key < KEYS_IN_CACHE ? g.end : key + KEYS_IN_CACHE;
-        const row_run run = run_of_keys(p, t, keys, key, &end);
+        const row_run run = run_of(p, t, keys, key, &end, dtype, far);
         real *s = scores_at(t, key, 0);
 #define DOT_TILES(rows, first) dot_tiles(rows, dtype, far, end - key, dim, run, q + (first) * dim, s + (first))
         FOR_ROWS(t->rows, DOT_TILES);
@@ -149,8 +217,9 @@ static inline ALWAYS_INLINE void score_keys(const int dtype, const int far, cons
 /* The products of a segment; `high` is raised to the largest of each row. */
 static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys)
 {
-#define SCORE_KEYS(dtype, far) score_keys(dtype, far, p, t, g, keys)
-    WITH_DTYPE(keys.dtype, p->far, SCORE_KEYS);
+    const source s = source_of_keys(p, t, keys);
+#define SCORE_KEYS(dtype, far) score_keys(dtype, far, p, t, g, &s)
+    WITH_DTYPE(keys.dtype, how_far(p, &s), SCORE_KEYS);
 #undef SCORE_KEYS
     vf high = vf_load(t->high);
     for (int key = g.begin; key < g.end; ++key) high = vf_max(vf_load(scores_at(t, key, 0)), high);
@@ -167,7 +236,8 @@ static inline ALWAYS_INLINE void weigh_tile(const int rows, const int width, con
         UNROLL_FOR (int i = 0; i < width; ++i) sum[row][i] = vf_load(sums + row * stride + e + i * VL);
     for (int key = 0; key < keys; ++key) {
         vf value[8];
-        UNROLL_FOR (int i = 0; i < width; ++i) value[i] = read_run(run, key, e + i * VL, dtype, far);
+        UNROLL_FOR (int i = 0; i < width; ++i) value[i] = read_run(run, key, e + i * VL, dtype);
+        fetch_values(run, keys, key, e, width * VL, dtype, far);
         UNROLL_FOR (int row = 0; row < rows; ++row) {
             const vf weight = vf_set1(s[key * ROWS + row]);
             UNROLL_FOR (int i = 0; i < width; ++i) sum[row][i] = vf_fma(weight, value[i], sum[row][i]);
@@ -190,13 +260,13 @@ static inline ALWAYS_INLINE void weigh_tiles(const int rows, const int dtype, co
 }
 
 static inline ALWAYS_INLINE void weigh_rows(const int dtype, const int far, const sdpa_problem *p, const sdpa_task *t,
-                                            operand values, real *sums)
+                                            const source *values, real *sums)
 {
     const sdpa_segment g = t->segment[0]; /* there is one vector of rows, hence one segment */
     const int64_t width = padded(p->value_dim);
     for (int key = g.begin, end; key < g.end; key = end) {
         end = g.end - key < VALUES_IN_CACHE ? g.end : key + VALUES_IN_CACHE;
-        const row_run run = run_of_values(p, t, values, key, &end);
+        const row_run run = run_of(p, t, values, key, &end, dtype, far);
         const real *s = scores_at(t, key, 0);
 #define WEIGH_TILES(rows, first)                                                                                       \
     weigh_tiles(rows, dtype, far, end - key, run, width, s + (first), sums + (first) * width)
@@ -211,8 +281,9 @@ static void output_block(const sdpa_problem *p, const sdpa_task *t, operand valu
     const int64_t width = padded(p->value_dim);
     real *o = t->o, *sums = shrink ? t->block_o : o;
     memset(sums, 0, (size_t)(t->rows * width) * sizeof(real));
-#define WEIGH_ROWS(dtype, far) weigh_rows(dtype, far, p, t, values, sums)
-    WITH_DTYPE(values.dtype, p->far, WEIGH_ROWS);
+    const source s = source_of_values(p, t, values);
+#define WEIGH_ROWS(dtype, far) weigh_rows(dtype, far, p, t, &s, sums)
+    WITH_DTYPE(values.dtype, how_far(p, &s), WEIGH_ROWS);
 #undef WEIGH_ROWS
     for (int row = 0; shrink && row < t->rows; ++row)
         for (int64_t e = row * width; e < (row + 1) * width; e += VL)

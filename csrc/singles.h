@@ -65,11 +65,23 @@ static inline operand copied_rows(const real *copy, int64_t width)
     return (operand){(const char *)copy, padded(width) * (ptrdiff_t)sizeof(real), REAL_DTYPE};
 }
 
+/* The rows of the block where they lie: in pages, unless those and what comes ahead follow each other in memory. */
+static inline operand rows_in_place(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array,
+                                    const char *rows_at)
+{
+    enum { MORE = 32 };
+    const int64_t left = t->keys.end - t->key;
+    const int wanted = left < t->block + MORE ? (int)left : t->block + MORE;
+    int end = wanted;
+    const char *at = row_address(p, array, rows_at, t, 0, &end);
+    return (operand){end < wanted ? NULL : at, array->row, array->dtype};
+}
+
 static operand read_keys(const sdpa_problem *p, sdpa_task *t)
 {
     int end = t->block;
     const char *at = key_address(p, t, 0, &end);
-    if (in_place(p, &p->key, at, p->dim)) return (operand){p->pages ? NULL : at, p->key.row, p->key.dtype};
+    if (in_place(p, &p->key, at, p->dim)) return rows_in_place(p, t, &p->key, t->keys_at);
     if (must_copy(t, &t->copied[0]))
         copy_block(p, t, &p->key, t->keys_at, &p->key_scale, t->key_scales_at, p->dim, t->key_copy);
     return copied_rows(t->key_copy, p->dim);
@@ -86,7 +98,7 @@ static operand read_values(const sdpa_problem *p, sdpa_task *t)
     int end = t->block;
     const char *at = value_address(p, t, 0, &end);
     if (!in_place(p, &p->value, at, p->value_dim)) return copy_values(p, t);
-    return (operand){p->pages ? NULL : at, p->value.row, p->value.dtype};
+    return rows_in_place(p, t, &p->value, t->values_at);
 }
 
 /* In the copy, which is of no use to others then. */

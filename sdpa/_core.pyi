@@ -55,6 +55,16 @@ def attend_plain(
     value_scale: NDArray[np.float32] | None = None,
     group: int = 0,
 ) -> NDArray[Any] | None: ...
+def attend_pages(
+    kernel: Kernel,
+    query: Any,
+    key: NDArray[Any],
+    value: NDArray[Any],
+    sequences: list[Any],
+    one: bool,
+    causal: bool,
+    threads_of: Callable[[None], int],
+) -> NDArray[Any] | None: ...
 def is_small(batches: int, heads: int, q_len: int, kv_len: int, dim: int, value_dim: int) -> bool: ...
 def know_bfloat16(dtype: np.dtype[Any]) -> None: ...
 def quantise(source: NDArray[Any], out: NDArray[np.int8], scales: NDArray[np.float32], group: int) -> bool: ...

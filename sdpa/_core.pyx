@@ -12,7 +12,7 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cython.parallel cimport prange, threadid
 from libc.math cimport sqrt
 from libc.stdint cimport int64_t, uintptr_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 cnp.import_array()
 
@@ -220,7 +220,7 @@ cdef int run_all(sdpa_problem *p, Kernel kernel, int threads) except -1:
     cdef const sdpa_kernel *few = kernel.isa.kernel[purpose_of(p)][1]
     p.fewest_rows, p.most_rows = 0, most_rows(p)
     if p.q_starts != NULL and longest != few:
-        p.most_rows = most_of_few(few)
+        p.most_rows = most_of_few(kernel.isa, p)
         run(p, few, threads)
         p.fewest_rows, p.most_rows = p.most_rows + 1, most_rows(p)
     return run(p, longest, threads)
@@ -256,19 +256,25 @@ cdef class Kernel:
     cdef const sdpa_kernel *table(self, const sdpa_problem *p) noexcept:
         """For the batch with the most rows."""
         cdef const sdpa_kernel *const *engines = self.isa.kernel[purpose_of(p)]
-        return engines[1 if most_rows(p) <= most_of_few(engines[1]) else 0]
+        return engines[1 if most_rows(p) <= most_of_few(self.isa, p) else 0]
 
     def __repr__(self):
         return f"<sdpa kernel {self.name}>"
 
 
-# Up to so many rows of a key/value head, and a vector of them, the engine for few rows is faster.  Measured: AVX-512
-# and 8 heads of 2048 keys, D = 128: 8 rows 0.21 against 0.34 ms, 12 rows 0.27 against 0.33, 14 rows 0.34 against 0.33.
-cdef int MOST_OF_FEW = 12
+# Up to so many rows of a key/value head, and a vector of them, the engine for few rows is faster.  Measured with
+# AVX-512, 8 heads, D = 128, few against many, in ms.  float32, 2048 keys: 12 rows 0.26 and 0.31, 16 rows 0.34 and 0.31;
+# 8192 keys, 16 rows 1.51 and 2.32; 32768 keys, 16 rows 6.4 and 12.6.  float16: 0.34 and 0.39, 5.6 and 8.5 (16 rows).
+cdef int MOST_OF_FEW = 16
+# The same where many rows multiply pairs of bfloat16.  2048 keys: 8 rows 0.19 and 0.21, 10 rows 0.23 and 0.21, 12 rows
+# 0.27 and 0.21; 8192 keys: 12 rows 1.08 and 0.87; 32768 keys, from memory: 8 rows 3.0 and 7.3, 12 rows 4.3 and 7.2.
+cdef int MOST_BESIDE_PAIRS = 10
 
 
-cdef int64_t most_of_few(const sdpa_kernel *few) noexcept:
-    return min(MOST_OF_FEW, few.rows)
+cdef int64_t most_of_few(const sdpa_isa *isa, const sdpa_problem *p) noexcept:
+    cdef const sdpa_kernel *const *engines = isa.kernel[purpose_of(p)]
+    cdef bint pairs = purpose_of(p) == SDPA_FOR_BFLOAT16 and engines[0] != isa.kernel[SDPA_FOR_FLOAT][0]
+    return min(MOST_BESIDE_PAIRS if pairs else MOST_OF_FEW, engines[1].rows)
 
 
 cdef int64_t most_rows(const sdpa_problem *p) noexcept:
@@ -583,6 +589,74 @@ def attend_plain(
         threads = threads_of(None)
     run_all(&p, kernel, threads)
     return out
+
+
+def attend_pages(Kernel kernel not None, query, key, value, list sequences, bint one, bint causal, threads_of):
+    """The whole of PagedKVCache.attend where it needs no checks and no option but `causal`: None where that is not so.
+
+    key, value : pools (pages, G, page_size, ...).    sequences : of each its length and array of pages.
+    query : `one` (H, M, D), of a single sequence; or a row for each, (S, H, D).
+    """
+    cdef sdpa_problem p
+    cdef int64_t count = len(sequences), i, length, columns = 0
+    cdef int64_t[::1] numbers, pages
+    cdef cnp.ndarray out
+    cdef cnp.npy_intp shape[3]
+    cdef int threads = 1
+    if type(query) is not cnp.ndarray or not fits_pages(query, key, value, count, one):
+        return None
+    memset(&p, 0, sizeof(p))
+    p.query, p.key, p.value = array_of(query), array_of(key), array_of(value)
+    p.kv_heads, p.page_size = cnp.PyArray_DIM(key, 1), cnp.PyArray_DIM(key, 2)
+    p.batches, p.dim, p.value_dim = count, cnp.PyArray_DIM(key, 3), cnp.PyArray_DIM(value, 3)
+    p.heads, p.q_len = cnp.PyArray_DIM(query, 0 if one else 1), cnp.PyArray_DIM(query, 1) if one else 1
+    shape[0], shape[1], shape[2] = cnp.PyArray_DIM(query, 0), cnp.PyArray_DIM(query, 1), p.value_dim
+    out = cnp.PyArray_EMPTY(3, shape, cnp.PyArray_TYPE(query), 0)
+    p.out = array_of(out)
+    if not one:
+        p.query.row, p.query.head = p.query.head, p.query.row
+        p.out.row, p.out.head = p.out.head, p.out.row
+    for i in range(count):
+        p.kv_len = max(p.kv_len, <int64_t>sequences[i].length)
+        columns = max(columns, <int64_t>len(sequences[i].pages))
+    if p.kv_len == 0:
+        return None
+    numbers = np.empty(5 * count + 2 + count * columns, np.int64)
+    for i in range(count):
+        length = sequences[i].length
+        numbers[i] = i * p.q_len
+        numbers[count + 1 + i] = length
+        numbers[2 * count + 1 + i] = length - p.q_len  # position of the first query
+        numbers[3 * count + 1 + i] = length - p.q_len + 1  # keys that it sees
+        if length:
+            pages = sequences[i].pages
+            memcpy(&numbers[5 * count + 2 + i * columns], &pages[0], pages.shape[0] * sizeof(int64_t))
+    numbers[count] = count * p.q_len
+    p.q_starts, p.kv_lengths, p.q_offset = &numbers[0], &numbers[count + 1], &numbers[2 * count + 1]
+    if causal and p.q_len > 1:
+        p.end_shift, p.shift_step = &numbers[3 * count + 1], 1
+    p.unit_starts = &numbers[4 * count + 1]
+    p.pages, p.page_columns = &numbers[5 * count + 2], columns
+    p.scale = 1 / sqrt(<double>p.dim)
+    if not few_products(count, p.heads, p.q_len, p.kv_len, p.dim + p.value_dim):
+        threads = threads_of(None)
+    run_all(&p, kernel, threads)
+    return out
+
+
+cdef bint fits_pages(cnp.ndarray query, cnp.ndarray key, cnp.ndarray value, int64_t sequences, bint one) noexcept:
+    """Native dtypes of ours, query in C order, sizes that fit."""
+    cdef int axis
+    if cnp.PyArray_NDIM(query) != 3 or not cnp.PyArray_ISCARRAY_RO(query) or not sequences:
+        return False
+    if not may_meet(cnp.PyArray_TYPE(query), cnp.PyArray_TYPE(key), False):
+        return False
+    for axis in range(3):
+        if cnp.PyArray_DIM(query, axis) == 0:
+            return False
+    if cnp.PyArray_DIM(query, 2) != cnp.PyArray_DIM(key, 3) or not one and cnp.PyArray_DIM(query, 0) != sequences:
+        return False
+    return cnp.PyArray_DIM(query, 0 if one else 1) % cnp.PyArray_DIM(key, 1) == 0
 
 
 include "_core_backward.pxi"

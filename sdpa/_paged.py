@@ -6,6 +6,7 @@ from array import array
 
 import numpy as np
 
+from . import _core, _kernels, _threads
 from ._problem import FLOATS, _float_array, is_float
 from ._varlen import attend_packed, packed_rows, starts
 
@@ -54,9 +55,7 @@ class PagedKVCache:
         self.head_dim = _count("head_dim", head_dim, least=1)
         self.value_dim = self.head_dim if value_dim is None else _count("value_dim", value_dim, least=1)
         self.dtype = _dtype(dtype)
-        # Zeros, so that nobody reads NaN where nothing was written: they cost nothing before they are touched.
-        self._keys = np.zeros((self.pages, self.kv_heads, self.page_size, self.head_dim), self.dtype)
-        self._values = np.zeros((self.pages, self.kv_heads, self.page_size, self.value_dim), self.dtype)
+        self._keys, self._values = self._pool(self.head_dim), self._pool(self.value_dim)
         self._free = list(range(self.pages))[::-1]  # taken from the end
         self._owners = [0] * self.pages
         self._sequences = {}
@@ -195,6 +194,18 @@ class PagedKVCache:
         [1.0, 2.0, 3.0, 8.0]
         """
         one, states = self._find_all(sequences)
+        plain = (
+            mask is None and bias is None and window is None and q_offset is None and kv_lengths is None
+            and scale is None and softcap is None and sinks is None and alibi_slopes is None and out is None
+            and threads is None and return_lse is False and (causal is True or causal is False)
+            and cu_seqlens_q is None
+        )  # fmt: skip
+        if plain:
+            result = _core.attend_pages(
+                _kernels.default, query, self._keys, self._values, states, one, causal, _threads.count
+            )
+            if result is not None:
+                return result
         query = _rows("query", query, one)
         tokens, heads, dim = query.shape
         if heads % self.kv_heads or dim != self.head_dim:
@@ -287,6 +298,12 @@ class PagedKVCache:
         if len(numbers) != sequences + 1:
             raise ValueError(f"{name} has {len(numbers)} numbers for {sequences} sequences: it must have one more")
         return numbers
+
+    def _pool(self, size):
+        """(pages, G, page_size, size), where the rows of a head lie together: pages that follow each other are one run
+        of memory then, which is read faster (see csrc/README.md).  Zeros, so that nobody reads NaN where nothing was
+        written: they cost nothing before they are touched."""
+        return np.zeros((self.kv_heads, self.pages, self.page_size, size), self.dtype).swapaxes(0, 1)
 
     # Pages.  The first ceil(length / page_size) of a sequence hold tokens and may be shared; those behind them were
     # reserved, and are its own.

@@ -93,6 +93,48 @@ def test_bits_of_keys_in_one_piece(kernel, dtype, q_counts, k_counts, page_size)
         assert_same_bits(alone_lse, expected_lse)
 
 
+@on_kernels(WIDE, HALF, half="best")
+@pytest.mark.parametrize("page_size", [5, 16, 48, 200])
+@pytest.mark.parametrize("order", ["one behind the other", "in disorder", "a gap"])
+def test_bits_of_pages_in_any_order(kernel, dtype, page_size, order):
+    """So many bytes that they are fetched ahead; pages that follow each other are read as one."""
+    N, D = 4500, 64
+    cache = sdpa.PagedKVCache(N // page_size + 2, page_size, 2, D, dtype=np.dtype(dtype))
+    if order == "in disorder":
+        cache._free = rng(3).permutation(cache.pages).tolist()
+    key, value = (rng(i).standard_normal((2, N, D)).astype(dtype) for i in (1, 2))
+    sequence, other = cache.allocate(), cache.allocate()
+    for begin, end in (0, 700), (700, N):
+        cache.append(sequence, key[:, begin:end], value[:, begin:end])
+        if order == "a gap" and begin == 0:
+            cache.append(other, key[:, :1], value[:, :1])
+    query = rng(0).standard_normal((4, 1, D)).astype(dtype)
+    for threads in 1, 2:
+        expected = sdpa.attention(query, key, value, threads=threads)
+        assert_same_bits(cache.attend(query, sequence, threads=threads), expected)
+    assert_same_bits(cache.attend(query, sequence), expected)
+
+
+@on_kernels(WIDE, HALF, half="best")
+@pytest.mark.parametrize("M", [1, 5])
+def test_bits_without_options_are_those_of_their_defaults(kernel, dtype, M):
+    """Without options a call takes a shorter way."""
+    cache, sequences, _, _ = filled((40, 3, 17), spare=2, dtype=dtype)
+    empty = cache.allocate(tokens=20)
+    query = queries((1,) * 4, dtype=dtype)
+    some = [*sequences, empty]
+    for causal in True, False:
+        expected = cache.attend(query, some, causal=causal, scale=20**-0.5)
+        assert_same_bits(cache.attend(query, some, causal=causal), expected)
+        one = np.ascontiguousarray(queries((M,), dtype=dtype).swapaxes(0, 1))
+        expected = cache.attend(one, sequences[1], causal=causal, scale=20**-0.5)
+        assert_same_bits(cache.attend(one, sequences[1], causal=causal), expected)
+        backwards = one[:, ::-1]
+        expected = cache.attend(backwards.copy(), sequences[1], causal=causal)
+        assert_same_bits(cache.attend(backwards, sequences[1], causal=causal), expected)
+    assert not cache.attend(query[:1], [empty]).any()
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_option_is_that_of_attention_varlen(kernel, name):
     q_counts, k_counts = MIXED

@@ -212,7 +212,7 @@ static void run(sdpa_problem *p, const sdpa_kernel *kernel)
 
 static void run_all(sdpa_problem *p, const sdpa_kernel *const engines[2], const char *engine)
 {
-    const int64_t rows = p->q_len * sdpa_group(p), most = engines[1]->rows < 12 ? engines[1]->rows : 12;
+    const int64_t rows = p->q_len * sdpa_group(p), most = engines[1]->rows;
     const int both = !strcmp(engine, "both"), few = both ? rows <= most : !strcmp(engine, "few");
     p->fewest_rows = 0, p->most_rows = rows;
     if (!both || !p->q_starts || few) {
