@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 DONE := .venv/done
-SOURCES := setup.py $(wildcard csrc/*.[ch] sdpa/*.pyx sdpa/*.pxd)
-C_FILES := $(wildcard csrc/*.[ch] tests/arm/*.c benchmarks/*.c)
+SOURCES := setup.py $(wildcard csrc/*.[ch] sdpa/*.pyx sdpa/*.pxd sdpa/*.pxi)
+C_FILES := $(wildcard csrc/*.[ch] tests/arm/*.[ch] benchmarks/*.c)
 
 export PATH := $(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -49,7 +49,7 @@ lint: $(DONE)/dev
 	ruff check
 	ruff format --check
 	clang-format --dry-run --Werror $(C_FILES)
-	cython-lint sdpa/*.pyx sdpa/*.pxd
+	cython-lint sdpa/*.pyx sdpa/*.pxd sdpa/*.pxi
 	mypy
 	python -m mypy.stubtest sdpa._core --ignore-missing-stub --mypy-config-file pyproject.toml
 	SDPA_WERROR=1 python setup.py --quiet build_ext --build-lib build/werror --build-temp build/werror

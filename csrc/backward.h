@@ -2,11 +2,12 @@
  *
  *     dV = P^T G      dP = G V^T      dS = P (dP - delta)      dQ = scale dS K      dK = scale dS^T Q
  *
- * where delta = sum of P dP over all keys = G . out: softmax takes the mean out of what it lets through.  A gradient that
- * comes in through the lse, whose derivative is P, is added to dS: it is taken from delta.
+ * where delta = sum of P dP over all keys = G . out: softmax takes the mean out of what it lets through.  A gradient
+ * that comes in through the lse, whose derivative is P, is added to dS: it is taken from delta.
  *
- * Five products, of which none is stored but in blocks.  S, dP and dQ have rows in lanes, as in the forward pass: dP is
- * made like S with V for K, dQ like the result with K for V.  dK and dV are sums over rows, so lanes are features there:
+ * Five products, of which S and dP are there a block at a time only.  S, dP and dQ have rows in lanes, as in the
+ * forward pass: dP is made like S with V for K and G for Q, dQ like the result with K for V and dS for P.  dK and dV
+ * are sums over rows, so lanes are features there:
  *
  *     slope[key][rows]   one number is broadcast              query_rows[row][features]   vectors
  *
@@ -73,8 +74,8 @@ static inline real *slopes_at(const sdpa_task *t, int key, int v)
     return (real *)t->slope + (ptrdiff_t)key * ROWS + v * VL;
 }
 
-/* From scores and dP to weights and slopes, for `count` keys from `key` on; `capped`: slopes of the products, not of the
- * capped scores. */
+/* From scores and dP to weights and slopes, for `count` keys from `key` on; `capped`: slopes of the products, not of
+ * the capped scores. */
 static inline ALWAYS_INLINE void find_slopes(const sdpa_task *t, int key, int v, const int count, const int capped,
                                              vf factors, vf floor, vf *weight, vf *slope)
 {
@@ -120,8 +121,7 @@ static void value_products(const sdpa_problem *p, sdpa_task *t)
 {
     const operand values = read_values_across(p, t);
     real unused[ROWS] = {0};
-    for (int i = 0; i < t->segments; ++i)
-        segment_products(t->segment[i], values, p->value_dim, t->g, t->slope, unused);
+    for (int i = 0; i < t->segments; ++i) segment_products(t->segment[i], values, p->value_dim, t->g, t->slope, unused);
 }
 
 static void score_gradients(const sdpa_problem *p, sdpa_task *t)
@@ -275,8 +275,8 @@ static void write_key_gradients(const sdpa_problem *p, sdpa_task *t)
 
 /* ---- grad_bias = grad_bias + slope */
 
-/* Of one row and `count` keys.  What the bias was broadcast along is summed here, one number after the other: the rows or
- * columns are the same. */
+/* Of one row and `count` keys.  What the bias was broadcast along is summed here, one number after the other: the rows
+ * or columns are the same. */
 static inline void add_to_bias(const sdpa_problem *p, const sdpa_task *t, int row, int key, int count, vf slope)
 {
     const sdpa_array *bias = &p->grad_bias;

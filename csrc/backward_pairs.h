@@ -1,6 +1,7 @@
 /* What the products of backward.h multiply, in pairs of bfloat16: the same interface as backward_singles.h.
  *
- *     dP   V as it lies: pairs of features           dQ       slopes and rows of K in pairs of keys: key_slope, key_pairs
+ *     dP       V as it lies: pairs of features
+ *     dQ       slopes and rows of K in pairs of keys: key_slope, key_pairs
  *     dV, dK   weights and slopes in pairs of rows: those of a key lie side by side, so two of them are the 32 bits to
  *              broadcast; grad_out and Q with rows interleaved by twos
  *

@@ -15,10 +15,7 @@ static operand read_keys_along(const sdpa_problem *p, sdpa_task *t)
 }
 
 /* A hidden key has slope 0, but 0 * NaN is NaN. */
-static int needs_care(const sdpa_problem *p, const sdpa_task *t)
-{
-    return !finite_sums(t, p->dim);
-}
+static int needs_care(const sdpa_problem *p, const sdpa_task *t) { return !finite_sums(t, p->dim); }
 
 static inline ptrdiff_t task_row_stride(int64_t width) { return padded(width); }
 

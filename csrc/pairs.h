@@ -80,8 +80,8 @@ static void copy_pairs(const sdpa_problem *p, const sdpa_task *t, const sdpa_arr
 }
 
 /* Rows of K, or of V, in pairs of features: as they lie, where that can be. */
-static operand read_rows_across(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array,
-                                const char *rows_at, int64_t width, sdpa_copied *copied, void *copy)
+static operand read_rows_across(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
+                                int64_t width, sdpa_copied *copied, void *copy)
 {
     int end = t->block;
     const char *at = row_address(p, array, rows_at, t, 0, &end);

@@ -13,8 +13,8 @@
  * k goes in `steps` of a number (singles.h) or of a pair (pairs.h); either is one `real`, and one multiply-add. */
 
 /* columns[feature][rows] from the rows of the task in an array of `width` features. */
-static void load_columns(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width,
-                         real *columns, extremes *found)
+static void load_columns(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width, real *columns,
+                         extremes *found)
 {
     const int64_t dim = steps(width);
     for (int v = 0; v < t->vectors; ++v)

@@ -155,15 +155,15 @@ typedef struct {
     uint64_t odd_rows;           /* pairs: bit per row whose scores must be computed in float */
 
     /* For gradients (see backward.h). */
-    void *g;                       /* [E][R]: grad_out, as q is query */
-    void *query_rows, *grad_rows;  /* [R][D], [R][E]: query and grad_out; pairs: [R/2][..], rows interleaved by twos */
-    uint64_t poisoned;             /* bit per row of grad_out with NaN or inf: grad_rows has 0 for them */
-    void *lse, *delta;             /* [R] */
-    void *slope;                   /* [block_keys][R]: gradients of the scores */
-    void *key_slope;               /* the same; pairs: [block_keys/2][R], rounded */
-    void *cap_slope;               /* [block_keys][R], where there is a softcap: its derivative */
-    void *key_pairs;               /* pairs: [block_keys/2][D]: rows of K interleaved by twos */
-    int careful;                   /* K may hold NaN or inf */
+    void *g;                        /* [E][R]: grad_out, as q is query */
+    void *query_rows, *grad_rows;   /* [R][D], [R][E]: query and grad_out; pairs: [R/2][..], rows interleaved by twos */
+    uint64_t poisoned;              /* bit per row of grad_out with NaN or inf: grad_rows has 0 for them */
+    void *lse, *delta;              /* [R] */
+    void *slope;                    /* [block_keys][R]: gradients of the scores */
+    void *key_slope;                /* the same; pairs: [block_keys/2][R], rounded */
+    void *cap_slope;                /* [block_keys][R], where there is a softcap: its derivative */
+    void *key_pairs;                /* pairs: [block_keys/2][D]: rows of K interleaved by twos */
+    int careful;                    /* K may hold NaN or inf */
     sdpa_sums key_sums, value_sums; /* of the gradients of K and V; `at` is NULL where only those of Q are wanted */
     char *summed;                   /* [blocks]: whether the sums of a block hold something */
 } sdpa_task;
@@ -189,13 +189,13 @@ typedef struct {
     sdpa_step write_weights; /* weights of this block = exp(s - max) * shrink */
 
     /* Gradients: NULL for few rows. */
-    int step;                   /* numbers in one `real` of an operand: 1, or 2 for pairs */
-    sdpa_step begin_backward;   /* queries to q, grad_out to g, ... */
-    sdpa_step score_gradients;  /* s = exp(s - lse), slope = s (V g - delta) */
-    sdpa_step query_gradient;   /* o = o + slope K */
-    sdpa_step key_gradients;    /* key_sums = key_sums + slope^T Q, value_sums = value_sums + s^T grad_out */
-    sdpa_step add_slopes;       /* grad_bias = grad_bias + slope; NULL where slopes are rounded */
-    sdpa_step bias_gradient;    /* that alone, instead of all others but `scores` */
+    int step;                  /* numbers in one `real` of an operand: 1, or 2 for pairs */
+    sdpa_step begin_backward;  /* queries to q, grad_out to g, ... */
+    sdpa_step score_gradients; /* s = exp(s - lse), slope = s (V g - delta) */
+    sdpa_step query_gradient;  /* o = o + slope K */
+    sdpa_step key_gradients;   /* key_sums = key_sums + slope^T Q, value_sums = value_sums + s^T grad_out */
+    sdpa_step add_slopes;      /* grad_bias = grad_bias + slope; NULL where slopes are rounded */
+    sdpa_step bias_gradient;   /* that alone, instead of all others but `scores` */
     int (*needs_care)(const sdpa_problem *, const sdpa_task *); /* o holds NaN or inf, maybe from a hidden key */
     sdpa_step write_query_gradient, write_key_gradients;
 } sdpa_kernel;

@@ -31,13 +31,13 @@ static int64_t cut_into_tasks(const sdpa_problem *p, const sdpa_kernel *kernel, 
     return min64(vectors, max64(fewest, (wanted + heads - 1) / heads));
 }
 
-/* A thread takes a bundle of tasks of one head, and takes them through each block together: where K or V must be
- * converted, a block is converted once for all of them.  So many that this costs little, yet few enough that their
- * scratch stays in the second-level cache and that no thread runs short of work; one, where nothing is converted. */
+/* A thread takes a bundle of tasks of one head, and takes them through each block together: the block comes from afar
+ * once for all of them, and where K or V must be converted, it is converted once.  So many that this costs little, yet
+ * few enough that their scratch stays in the second-level cache and that no thread runs short of work. */
 static int64_t cut_into_bundles(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t tasks)
 {
-    enum { CACHE = 256 << 10, PER_THREAD = 4 };
-    if (tasks <= 1 || !kernel->copies(p)) return tasks;
+    enum { CACHE = 512 << 10, PER_THREAD = 4 };
+    if (tasks <= 1) return tasks;
     const int64_t bytes = (p->dim + p->value_dim + 1) * kernel->rows * kernel->real_bytes;
     const int64_t most = clip64(CACHE / bytes, 1, SDPA_MAX_BUNDLE), heads = p->batches * p->kv_heads;
     const int64_t wanted = p->threads == 1 ? 1 : (PER_THREAD * p->threads + heads - 1) / heads;
@@ -419,8 +419,7 @@ size_t sdpa_lay_out_backward(const sdpa_problem *p, const sdpa_kernel *kernel, c
     shared.value_copy = take(&at, block * value_dim, bytes);
     shared.key_pairs = kernel->step == 1 ? NULL : take(&at, (block + 1) / 2 * dim, bytes);
     shared.summed = take(&at, blocks(p, keys), 1);
-    if (keys && !sums_in_place(kernel, &p->grad_key, p->dim))
-        shared.key_sums.at = take(&at, keys * dim, bytes);
+    if (keys && !sums_in_place(kernel, &p->grad_key, p->dim)) shared.key_sums.at = take(&at, keys * dim, bytes);
     if (keys && !sums_in_place(kernel, &p->grad_value, p->value_dim))
         shared.value_sums.at = take(&at, keys * value_dim, bytes);
     for (int i = 0; i < tasks; ++i) {

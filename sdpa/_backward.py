@@ -1,6 +1,6 @@
 """Gradients of `attention`: every one of them, without holding the scores."""
 
-import math
+import itertools
 
 import numpy as np
 
@@ -14,24 +14,27 @@ def attention_backward(
     grad_out, query, key, value, out, lse, *, grad_lse=None, mask=None, bias=None, causal=False, window=None,
     q_offset=None, kv_lengths=None, scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None,
 ):  # fmt: skip
-    """How a number computed from the results of `attention` changes with its inputs.
+    """How a number L, such as a loss, that was computed from the results of `attention` changes with its inputs.
 
     Parameters
     ----------
-    grad_out : its derivative by `out`; of the shape and dtype of out.
+    grad_out : the derivatives of L by the elements of `out`, in an array of its shape and dtype.
     query, key, value, and the options : as they were given to `attention`.
-    out, lse : what `attention` returned for them, with return_lse.
-    grad_lse : its derivative by `lse`, where that was used too; of the shape and dtype of lse.
+    out, lse : what `attention` returned for them, with return_lse=True.
+    grad_lse : the derivatives of L by the elements of `lse`, likewise; None where L was computed from `out` alone.
+    threads : as for `attention`.
 
     Returns
     -------
-    Gradients(query, key, value, bias, sinks), each of the shape and dtype of the input.  Those of bias and sinks are None
-    where these are; that of sinks is float64 where they are not an array of floats.  Sums are float32 at least.  Where an
-    input was broadcast, or a key/value head shared by several query heads, they are summed.  A query that sees no key, and
-    a pair that does not see each other, add exactly 0, whatever the arrays hold there.
+    Gradients(query, key, value, bias, sinks), a named tuple: the derivatives of L by each input, in an array of its
+    shape and dtype; sums are float32 at least.  bias and sinks are None where the call had none; the gradient of sinks
+    that are whole numbers is float64.  There is none of scale, softcap and alibi_slopes.
 
-    Beside the results, memory is taken for blocks, and for the gradients of one head of key and value, per thread.  The
-    bits do not depend on the number of threads.
+    What was used several times, a broadcast input or a key/value head that query heads share, gets the sum over its
+    uses.  A query and a key that do not see each other add exactly 0, whatever the arrays hold for them, NaN included:
+    the gradient of a query that sees no key is 0, as is that of a key that no query sees.
+
+    The scores are computed anew, a block at a time.  The bits do not depend on the number of threads.
 
     >>> import numpy as np, sdpa
     >>> query, key, value = np.array([[1.0]]), np.array([[0.0], [np.log(3.0)]]), np.array([[8.0], [4.0]])
@@ -73,13 +76,17 @@ def attention_varlen_backward(
 ):  # fmt: skip
     """`attention_backward` for what `attention_varlen` computed: arrays and options as there.
 
+        grad_out, out : (T, H, E)    lse, grad_lse : (T, H)    query : (T, H, D)    key : (U, G, D)    value : (U, G, E)
+
+    Gradients have the shapes of what was given; a bias or sinks that sequences share gets the sum over them.
+
     >>> import numpy as np, sdpa
     >>> query = np.ones((3, 1, 1))
     >>> value = np.array([2.0, 4.0, 7.0]).reshape(3, 1, 1)
     >>> out, lse = sdpa.attention_varlen(query, query, value, cu_seqlens_q=[0, 2, 3], causal=True, return_lse=True)
     >>> grads = sdpa.attention_varlen_backward(
     ...     np.ones((3, 1, 1)), query, query, value, out, lse, cu_seqlens_q=[0, 2, 3], causal=True)
-    >>> grads.value.ravel().tolist()
+    >>> grads.value.ravel().round(6).tolist()
     [1.5, 0.5, 1.0]
     """
     query, key, value, q_starts, k_starts = packed_arrays(query, key, value, cu_seqlens_q, cu_seqlens_k)
@@ -104,7 +111,7 @@ def attention_varlen_backward(
 
 
 def check_results(grad_out, out, lse, grad_lse, shape, dtype):
-    """What came out of the forward pass, and the gradients that come in, as arrays."""
+    """grad_out, out, lse and grad_lse (or None) as arrays, which fit a query of `dtype` and a result of `shape`."""
     given = [plain_array("grad_out", grad_out), plain_array("out", out), plain_array("lse", lse)]
     given.append(None if grad_lse is None else plain_array("grad_lse", grad_lse))
     expected = [shape, shape, shape[:-1], shape[:-1]]
@@ -120,7 +127,8 @@ def check_results(grad_out, out, lse, grad_lse, shape, dtype):
 
 
 def _new(given, whole, wide):
-    """For the gradient of an array that was broadcast to `whole`; where that repeats it, it is summed later."""
+    """An array for the gradient of `given`, of the shape of `whole`, what it was broadcast to.  Where that repeats it,
+    sums follow, so it is of their dtype."""
     return np.empty_like(whole, dtype=given.dtype if whole.size == given.size else wide, subok=False)
 
 
@@ -135,28 +143,31 @@ def _like(grad, given):
 
 
 def _run(problem, out, lse, grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias, delta):
-    """Fill the gradients, and delta; all but grad_bias, which is zeros at first, have the axes `lead` of the problem."""
+    """Fill the gradients, and delta.  grad_bias is zeros at first; the others have the axes `lead` of the problem."""
     shape = (*problem.lead, problem.heads, problem.q_len, problem.kv_len)
     shared_bias = None if grad_bias is None else np.broadcast_to(grad_bias, shape)
     rows = (lse, grad_lse, delta)
-    arrays = (problem.query, problem.key, problem.value, out, grad_out, problem.mask, problem.bias, grad_query, grad_key,
-              grad_value, shared_bias, *(None if x is None else x[..., None] for x in rows))  # fmt: skip
+    arrays = (
+        problem.query, problem.key, problem.value, out, grad_out, problem.mask, problem.bias, grad_query, grad_key,
+        grad_value, shared_bias, *(None if x is None else x[..., None] for x in rows),
+    )  # fmt: skip
     for parts, batches in flat_batches(problem.lead, arrays):
         query, key, value, part_out, part_grad, mask, bias, grad_q, grad_k, grad_v, grad_b, *rows = parts
         _core.attend_backward(
             _kernels.default, query, key, value, out=part_out, lse=rows[0], grad_out=part_grad, grad_lse=rows[1],
-            grad_query=grad_q, grad_key=grad_k, grad_value=grad_v, grad_bias=grad_b, delta=rows[2], mask=mask, bias=bias,
-            begin_shift=part_of(problem.begin_shift, batches), end_shift=part_of(problem.end_shift, batches),
-            q_offset=part_of(problem.q_offset, batches), kv_lengths=part_of(problem.kv_lengths, batches),
-            scale=problem.scale, softcap=problem.softcap, alibi_slopes=part_of(problem.alibi_slopes, batches),
-            threads=problem.threads,
+            grad_query=grad_q, grad_key=grad_k, grad_value=grad_v, grad_bias=grad_b, delta=rows[2],
+            mask=mask, bias=bias, begin_shift=part_of(problem.begin_shift, batches),
+            end_shift=part_of(problem.end_shift, batches), q_offset=part_of(problem.q_offset, batches),
+            kv_lengths=part_of(problem.kv_lengths, batches), scale=problem.scale, softcap=problem.softcap,
+            alibi_slopes=part_of(problem.alibi_slopes, batches), threads=problem.threads,
         )  # fmt: skip
 
 
 def _run_packed(
-    options, k_starts, query, key, value, out, lse, grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias, delta
-):
-    """The same for packed sequences; `options` are those of check_options."""
+    options, k_starts, query, key, value, out, lse, grad_out, grad_lse,
+    grad_query, grad_key, grad_value, grad_bias, delta,
+):  # fmt: skip
+    """The same for packed sequences; `options` are those of check_options, the gradients zeros at first."""
     mask, bias, threads = options.pop("mask"), options.pop("bias"), options.pop("threads")
     threads = thread_count(threads, query, value, options["kv_lengths"])
     shared_bias = None if bias is None else np.broadcast_to(grad_bias, bias.shape)
@@ -166,8 +177,9 @@ def _run_packed(
     )
     _core.attend_backward(
         _kernels.default, query, key, value, out=out, lse=rows[0], grad_out=grad_out, grad_lse=rows[1],
-        grad_query=grad_query, grad_key=grad_key, grad_value=grad_value, grad_bias=one_batch(shared_bias), delta=rows[2],
-        mask=one_batch(mask), bias=one_batch(bias), threads=threads, k_starts=np.ascontiguousarray(k_starts), **options,
+        grad_query=grad_query, grad_key=grad_key, grad_value=grad_value, grad_bias=one_batch(shared_bias),
+        delta=rows[2], mask=one_batch(mask), bias=one_batch(bias), threads=threads,
+        k_starts=np.ascontiguousarray(k_starts), **options,
     )  # fmt: skip
 
 
@@ -179,7 +191,7 @@ def _grad_sinks(problem, lse, delta, given):
 def _grad_packed_sinks(sinks, q_starts, lse, delta, given):
     """sinks (S, H); lse, delta (T, H)."""
     by_sequence = np.zeros(sinks.shape)
-    for b, (first, end) in enumerate(zip(q_starts[:-1], q_starts[1:])):
+    for b, (first, end) in enumerate(itertools.pairwise(q_starts)):
         by_sequence[b] = _sum_sinks(sinks[b], lse[first:end], delta[first:end], axis=0)
     return _like_floats(by_sequence, given)
 

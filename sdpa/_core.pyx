@@ -199,7 +199,8 @@ cdef int run(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
     if memory == NULL:
         raise MemoryError(f"{needed} bytes of scratch for {threads} threads")
     for thread in range(threads):
-        memset(scratch + thread * bytes_each, 0, SDPA_COPIES * sizeof(sdpa_copied))  # its first part: nothing was copied yet
+        # Its first part: nothing was copied yet.
+        memset(scratch + thread * bytes_each, 0, SDPA_COPIES * sizeof(sdpa_copied))
     with nogil:
         if threads == 1:
             for unit in range(units):

@@ -1,9 +1,10 @@
 # Part of _core.pyx: the algorithm of the gradients.
 #
-# A head, one key/value head of one batch, is taken task by task through the blocks of keys.  A thread that takes a whole
-# head makes all five products of each block (see csrc/backward.h), and sums the gradients of K and V in its scratch.
-# Where heads do not suffice for the threads, a head is cut twice: by tasks for the gradient of Q, and by keys for those of
-# K and V, which takes seven products.  Either way the same numbers are summed in the same order, so the bits are the same.
+# A head, one key/value head of one batch, is taken task by task through the blocks of keys.  A thread that takes a
+# whole head makes all five products of each block (see csrc/backward.h), and sums the gradients of K and V in the
+# result, or, where that cannot hold the sums, in its scratch.  Where heads do not suffice for the threads, a head is
+# cut twice: by tasks for the gradient of Q, and by keys for those of K and V, which takes seven products.  Either way
+# the same numbers are summed in the same order, so the bits are the same.
 
 
 cdef struct stretch:
@@ -22,7 +23,7 @@ cdef struct backward_plan:
 
 
 # Tasks that a thread takes through each block together.
-cdef int BACKWARD_BUNDLE = 2
+cdef int BACKWARD_BUNDLE = 4
 # So much memory may the sums of K and V take, per thread.  Longer heads are cut.
 cdef int64_t MOST_SUMS = 64 << 20, MOST_PART_SUMS = 4 << 20
 
@@ -91,7 +92,6 @@ cdef void differentiate(
         index += count
     if work.sums and work.end > work.first:
         kernel.write_key_gradients(p, tasks)
-
 
 
 cdef backward_plan cut_backward(const sdpa_problem *p, const sdpa_kernel *kernel, int threads) noexcept:
@@ -259,8 +259,14 @@ def attend_backward(
     cnp.ndarray grad_bias, cnp.ndarray delta, mask, bias, begin_shift, end_shift, q_offset, kv_lengths,
     double scale, double softcap, alibi_slopes, int threads, q_starts=None, k_starts=None,
 ):
-    """Checked arguments in, as for `attend`; grad_* and `delta` (of shape (B, H, M, 1)) filled, which are zeros at first.
-    grad_bias, of the dtype of sums, is a view that broadcasts as `bias` does, and is added to."""
+    """Checked arguments in, as for `attend`; out and lse are inputs here.  The gradients filled.
+
+    lse, grad_lse : (B, H, M, 1), of the dtype of sums; grad_lse may be None.
+    grad_query, grad_key, grad_value : like query, key and value, in their dtype or that of sums.  Of sequences that are
+        empty, or shorter than their room, rows are left as they are: there they must be zeros.
+    grad_bias : zeros of the dtype of sums, in a view that repeats them where `bias` was broadcast: it is added to.
+    delta : None, or (B, H, M, 1), of the dtype of sums: filled with what csrc/backward.h calls so.
+    """
     cdef sdpa_problem p
     take_arguments(&p, query, key, value, out, None, lse, mask, bias, begin_shift, end_shift, q_offset, kv_lengths,
                    scale, softcap, alibi_slopes, q_starts, k_starts)

@@ -1,10 +1,11 @@
-"""What both `attention_backward`, that of the library and that of the oracle, return."""
+"""What `attention_backward` returns, that of the library and that of the oracle."""
 
 from typing import Any, NamedTuple
 
 
 class Gradients(NamedTuple):
-    """The gradient of each input, in its shape; None where the call had no bias or no sinks."""
+    """What `attention_backward` returns: the gradient of each input, in its shape.  That of bias, or of sinks, is None
+    where the call had none."""
 
     query: Any
     key: Any

@@ -114,7 +114,7 @@ def check_options(
     query, key, value, *, q_starts, k_counts, mask, bias, causal, window, q_offset, kv_lengths, scale, softcap, sinks,
     alibi_slopes, threads, given,
 ):  # fmt: skip
-    """The options as `_attend_sequences` takes them; `given` gets the arrays among them, by name, as they were given."""
+    """The options as `_attend_sequences` takes them; `given` gets the arrays among them, by name, as they came in."""
     check_widths({"query": query, "key": key, "value": value})
     tokens, heads, dim = query.shape
     q_counts = np.diff(q_starts)

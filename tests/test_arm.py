@@ -7,14 +7,16 @@ import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import MIXED, PAIRS_OF_BFLOAT16, WIDE, arithmetic, bfloat16, eps, float16, float64
+from conftest import MIXED, PAIRS_OF_BFLOAT16, WIDE, arithmetic, bfloat16, eps, float16, float32, float64
+from test_backward import assert_all_same, assert_struck_alike, judge, judge_packed, problem
 
 import sdpa
-from sdpa import _core, reference
+from sdpa import _core, _kernels, reference
 
 ROOT = Path(__file__).parents[1]
 CC, ARM_CC, QEMU = os.environ.get("CC", "cc"), "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -98,41 +100,69 @@ def draw(case, dtype):
 STORED = {"int8": 1, "float16": 2, "bfloat16": 3, "float32": 4, "float64": 5}  # sdpa_dtype
 
 
-def written(query, key, value, out, weights, lse, key_scale, value_scale, group, q_starts, k_starts, pages, given):
-    """The arguments of `_core.attend` as the driver reads them."""
-    optional = [given[name] for name in ("mask", "bias", "begin_shift", "end_shift", "q_offset", "kv_lengths")]
-    optional += [given["sinks"], given["alibi_slopes"]]
+OPTIONAL = ("mask", "bias", "begin_shift", "end_shift", "q_offset", "kv_lengths", "sinks", "alibi_slopes")
+
+
+def run_driver(
+    command, query, key, value, results, *, weights=None, lse=None, grad_lse=None, delta=None, grad_bias=None, more=(),
+    scale, softcap, threads, key_scale=None, value_scale=None, group=0, q_starts=None, k_starts=None, pages=None,
+    page_size=0, **given,
+):  # fmt: skip
+    """Fill `results`, of which some may be None, with what the driver gives for the arguments of a function of `_core`.
+    weights, lse, delta and grad_bias are those of them that it must know of; `more`, the arrays that gradients take."""
+    optional = [given.get(name) for name in OPTIONAL]
     columns = [x.shape[3] for x in (given["mask"], given["bias"], weights) if x is not None]
     integers = [STORED[query.dtype.name], STORED[key.dtype.name], *query.shape, *key.shape[:3]]
     integers += [0 if value is None else value.shape[3], max(columns, default=0), group]
     integers += [0 if q_starts is None else len(q_starts) - 1, 0 if pages is None else pages.shape[1]]
-    integers += [array is not None for array in (weights, lse, *optional)]
+    integers += [array is not None for array in (weights, lse, *optional, grad_lse, delta)]
+    integers += [0] * 4 if grad_bias is None else [stride != 0 for stride in grad_bias.strides]
     assert given["bias"] is None or given["bias"].dtype == query.dtype
-    numbers = np.array([given["scale"], given["softcap"]], np.float64)
-    parts = [np.array(integers, np.int64), numbers, query, key, value, key_scale, value_scale, *optional]
-    parts += [q_starts, k_starts, pages]
-    return b"".join(part.tobytes() for part in parts if part is not None)  # in C order, whatever their strides
+    header = [np.array(integers, np.int64), np.array([scale, softcap], np.float64)]
+    parts = [*header, query, key, value, key_scale, value_scale, *optional, q_starts, k_starts, pages, *more]
+    problem = b"".join(part.tobytes() for part in parts if part is not None)  # in C order, whatever their strides
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # the driver frees nothing but scratch
+    run = subprocess.run(command, input=problem, capture_output=True, env=environment)
+    assert run.returncode == 0 and not run.stderr, run.stderr.decode(errors="replace")
+    at = 0
+    for result in results:
+        if result is not None:
+            result[...] = np.frombuffer(run.stdout, result.dtype, result.size, at).reshape(result.shape)
+            at += result.nbytes
+    assert at == len(run.stdout)
 
 
 def attend_by(command):
     """What takes the place of `_core.attend`."""
-    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}  # the driver frees nothing but scratch
 
-    def attend(
-        kernel, query, key, *, value, out, weights, lse, threads, key_scale=None, value_scale=None, group=0,
-        q_starts=None, k_starts=None, pages=None, page_size=0, **given,
-    ):  # fmt: skip
-        problem = written(
-            query, key, value, out, weights, lse, key_scale, value_scale, group, q_starts, k_starts, pages, given
-        )
-        run = subprocess.run(command, input=problem, capture_output=True, env=environment)
-        assert run.returncode == 0 and not run.stderr, run.stderr.decode(errors="replace")
-        result = weights if out is None else out
-        result[...] = np.frombuffer(run.stdout[: result.nbytes], result.dtype).reshape(result.shape)
-        if lse is not None:
-            lse[...] = np.frombuffer(run.stdout[result.nbytes :], lse.dtype).reshape(lse.shape)
+    def attend(kernel, query, key, *, value, out, weights, lse, **given):
+        run_driver(command, query, key, value, (weights, out, lse), weights=weights, lse=lse, **given)
 
     return attend
+
+
+def not_repeated(view):
+    """Each element of what was broadcast once, to be written as it could be before."""
+    once = view[tuple(slice(None if stride else 1) for stride in view.strides)]
+    once.flags.writeable = True
+    return once
+
+
+def attend_backward_by(command):
+    """What takes the place of `_core.attend_backward`."""
+
+    def attend_backward(
+        kernel, query, key, value, *, out, lse, grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias, delta,
+        **given,
+    ):  # fmt: skip
+        assert (grad_query.dtype, grad_key.dtype, grad_value.dtype) == (query.dtype, key.dtype, value.dtype)
+        results = grad_query, grad_key, grad_value, None if grad_bias is None else not_repeated(grad_bias), delta
+        run_driver(
+            command, query, key, value, results, more=(out, lse, grad_out, grad_lse), grad_lse=grad_lse, delta=delta,
+            grad_bias=grad_bias, **given,
+        )  # fmt: skip
+
+    return attend_backward
 
 
 def compare(result, exact, dtype):
@@ -284,13 +314,127 @@ def test_sanitized_parts(sanitized, isa, dtype, case, threads):
     check([*sanitized, isa, "few", threads], case, dtype, weights="all" in case and dtype in WIDE.values())
 
 
+# Gradients: each head whole, and heads cut by tasks and by keys, some beside whole ones.  What the forward gives comes
+# from this CPU.
+
+
+def gradients_by(command, isa, call, backward=sdpa.attention_backward):
+    """The gradients of one thread, whose bits are those of several."""
+    results = []
+    for threads in "1", "5":
+        driver = attend_backward_by([*command, isa, "backward", threads])
+        with mock.patch.object(_core, "attend_backward", driver):
+            results.append(backward(**call))
+    assert_all_same(*results)
+    return results[0]
+
+
+def judge_of(isa, judge, *arguments):
+    """`judge` allows what the arithmetic of the kernel cannot do better."""
+    with mock.patch.object(_kernels, "default", SimpleNamespace(name=isa)):
+        judge(*arguments)
+
+
+def without_nan(x):
+    return np.where(np.isfinite(x), x, 0).astype(x.dtype)
+
+
+def check_gradients(command, isa, case, dtype):
+    """Where no row sees a key with NaN it has no say, and the oracle gets 0 for it."""
+    arrays, options = draw(case, dtype)
+    call = problem(*arrays, **options)
+    grads = gradients_by(command, isa, call)
+    if np.isfinite(call["out"]).all():
+        judge_of(isa, judge, grads, call | {name: without_nan(call[name]) for name in ("key", "value")})
+    else:
+        assert_struck_alike(grads, call)
+
+
+def dtype_of(isa):
+    """One that each instruction set has its own arithmetic for."""
+    return bfloat16 if isa == PAIRS_OF_BFLOAT16 else float32
+
+
+def each_gradient(isas, wide, half, mixed):
+    """The cases for each dtype."""
+    runs = {}
+    for isa, (name, dtype) in itertools.product(isas, DTYPES.items()):
+        if isa == PAIRS_OF_BFLOAT16 and name != "bfloat16":
+            continue
+        for case in wide if name in WIDE else mixed if name in MIXED else half:
+            runs[f"{isa}-{name}-{case}"] = isa, dtype, case
+    return pytest.mark.parametrize("isa, dtype, case", runs.values(), ids=runs)
+
+
+@each_gradient(["neon"], SHORT, SHORT, ["tails", "all at once"])
+def test_arm_gradients(arm, isa, dtype, case):
+    check_gradients(arm, isa, case, dtype)
+
+
+@each_gradient(["baseline"], ["one", "tails", "all at once"], [], [])
+def test_arm_gradients_in_plain_c(arm, isa, dtype, case):
+    check_gradients(arm, isa, case, dtype)
+
+
+@each_gradient(sdpa.kernels(), ["one", "tails", "all at once"], ["tails"], ["all at once"])
+def test_sanitized_gradients(sanitized, isa, dtype, case):
+    check_gradients(sanitized, isa, case, dtype)
+
+
+def check_gradients_of_shared_bias(command, isa):
+    """One bias for all rows, keys, heads or batches, or some of them: each is cut in its own way."""
+    normal, dtype = np.random.default_rng(4).standard_normal, dtype_of(isa)
+    arrays = [normal(shape).astype(dtype) for shape in ((2, 6, 25, 4), (2, 2, 530, 4), (2, 2, 530, 3))]
+    for shape in (), (6, 1, 530), (2, 1, 25, 530), (1, 6, 25, 1):
+        call = problem(*arrays, bias=np.asarray(normal(shape)).astype(dtype), softcap=2.5, window=(450, 3))
+        judge_of(isa, judge, gradients_by(command, isa, call), call)
+
+
+@pytest.mark.parametrize("isa", ARM_ISAS)
+def test_arm_gradients_of_shared_bias(arm, isa):
+    check_gradients_of_shared_bias(arm, isa)
+
+
+@pytest.mark.parametrize("isa", sdpa.kernels())
+def test_sanitized_gradients_of_shared_bias(sanitized, isa):
+    check_gradients_of_shared_bias(sanitized, isa)
+
+
+def check_gradients_beside_nan(command, isa):
+    """What flows into rows that see nothing has no say; what flows into others reaches the keys that they see."""
+    arrays, options = draw("causal, more queries than keys", dtype_of(isa))  # 90, 40
+    call = problem(*arrays, **options)
+    clean = gradients_by(command, isa, call)
+    judge_of(isa, judge, clean, call)
+    blind = call | {name: call[name].copy() for name in ("grad_out", "query", "out", "grad_lse")}
+    for name in "grad_out", "query", "out", "grad_lse":
+        blind[name][:, :, :50] = NAN
+    assert_all_same(gradients_by(command, isa, blind), clean)
+    places = {"grad_out": (0, 0, 70, 5), "query": (0, 0, 65), "value": (0, 0, 33), "key": (0, 0, 39)}
+    for (name, place), garbage in itertools.product(places.items(), (NAN, INF)):
+        struck = call | {name: call[name].copy()}
+        struck[name][place] = garbage
+        assert_struck_alike(gradients_by(command, isa, struck), struck)
+
+
+@pytest.mark.parametrize("isa", ARM_ISAS)
+def test_arm_gradients_beside_nan(arm, isa):
+    check_gradients_beside_nan(arm, isa)
+
+
+@pytest.mark.parametrize("isa", sdpa.kernels())
+def test_sanitized_gradients_beside_nan(sanitized, isa):
+    check_gradients_beside_nan(sanitized, isa)
+
+
 # Sequences of lengths of their own: packed, and in pages.  Some have few rows, and some have many.
 
 Q_COUNTS, K_COUNTS = (1, 0, 20, 2, 1, 3), (2200, 5, 60, 0, 37, 133)
 PAGES = {"packed": None, "pages of 1": 1, "pages of 3": 3, "pages of 16": 16, "pages of 150": 150}
 
 
-def check_packed(command, case, dtype):
+def draw_packed(dtype):
+    """(query, key, value), where the sequences start, and options."""
     dtype, kv_dtype = dtype if isinstance(dtype, tuple) else (dtype, dtype)
     H, G, D, E, S = 4, 2, 16, 19, len(Q_COUNTS)
     random = np.random.default_rng(2)
@@ -304,14 +448,20 @@ def check_packed(command, case, dtype):
         bias=random.standard_normal(pairs).astype(dtype), scale=0.2, softcap=3.0, sinks=random.standard_normal((S, H)),
         alibi_slopes=random.random((S, H)) / 50,
     )  # fmt: skip
+    return (query, key, value), starts, options
+
+
+def check_packed(command, case, dtype):
+    (query, key, value), starts, options = draw_packed(dtype)
     exact = reference.attention_varlen(query, key, value, **starts, **options, return_lse=True)
     with mock.patch.object(_core, "attend", attend_by(command)):
         if PAGES[case] is None:
             result = sdpa.attention_varlen(query, key, value, **starts, **options, return_lse=True)
         else:
             pages = sum(-(-count // PAGES[case]) for count in K_COUNTS)
-            cache = sdpa.PagedKVCache(pages, PAGES[case], G, D, value_dim=E, dtype=kv_dtype)
-            sequences = [cache.allocate() for _ in range(S)]
+            (_, G, D), E = key.shape, value.shape[2]
+            cache = sdpa.PagedKVCache(pages, PAGES[case], G, D, value_dim=E, dtype=key.dtype)
+            sequences = [cache.allocate() for _ in Q_COUNTS]
             for begin in 0, 1:  # of the tokens every second, so that the pages of sequences alternate
                 counts = [(count + begin) // 2 for count in K_COUNTS]
                 first = starts["cu_seqlens_k"][:-1] + begin * (np.array(K_COUNTS) // 2)
@@ -319,7 +469,24 @@ def check_packed(command, case, dtype):
                 cache.append(sequences, key[rows], value[rows], cu_seqlens=np.cumsum([0, *counts]))
             del starts["cu_seqlens_k"]
             result = cache.attend(query, sequences, **starts, **options, return_lse=True)
-    compare(result, exact, np.dtype(dtype))
+    compare(result, exact, query.dtype)
+
+
+def check_packed_gradients(command, isa):
+    arrays, starts, options = draw_packed(dtype_of(isa))
+    call = problem(*arrays, forward=sdpa.attention_varlen, **starts, **options)
+    grads = gradients_by(command, isa, call, sdpa.attention_varlen_backward)
+    judge_of(isa, judge_packed, grads, call)
+
+
+@pytest.mark.parametrize("isa", ARM_ISAS)
+def test_arm_packed_gradients(arm, isa):
+    check_packed_gradients(arm, isa)
+
+
+@pytest.mark.parametrize("isa", sdpa.kernels())
+def test_sanitized_packed_gradients(sanitized, isa):
+    check_packed_gradients(sanitized, isa)
 
 
 def each_packed(isas):

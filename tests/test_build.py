@@ -130,6 +130,19 @@ def test_changed_source_is_compiled(source):
         (source / header).write_text(text)
 
 
+def test_source_distribution_holds_what_the_build_needs(source, tmp_path):
+    command = [sys.executable, "setup.py", "--quiet", "sdist", "--formats=zip", "--dist-dir", tmp_path]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.zip")
+    held = {name.partition("/")[2] for name in zipfile.ZipFile(archive).namelist()}
+    suffixes = {".c", ".h", ".py", ".pyx", ".pxd", ".pxi", ".pyi", ".typed"}
+    files = [path for folder in ("csrc", "sdpa") for path in (ROOT / folder).iterdir() if path.suffix in suffixes]
+    made = {"sdpa/_core.c"}
+    assert {f"{path.parent.name}/{path.name}" for path in files} - made == {
+        name for name in held if name.startswith(("csrc/", "sdpa/")) and Path(name).suffix in suffixes
+    }
+
+
 def test_wheel_needs_only_numpy(source, tmp_path):
     """An isolated build, as `pip install .` makes it, in an environment with nothing but NumPy."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]

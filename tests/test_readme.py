@@ -67,7 +67,7 @@ def test_links_lead_somewhere(document, text, target):
     file = (ROOT / document).parent / path if path else ROOT / document
     assert file.exists(), target
     where = ""
-    if file.suffix in {".py", ".pyx", ".pxd", ".pyi", ".c", ".h", ".md"}:
+    if file.suffix in {".py", ".pyx", ".pxi", ".pxd", ".pyi", ".c", ".h", ".md"}:
         where = file.read_text(encoding="utf-8")
     if line := re.fullmatch(r"L(\d+)", anchor):
         where = where.splitlines()[int(line[1]) - 1]
@@ -99,11 +99,15 @@ def test_the_mask_pictures(options, drawn):
 
 def test_the_table_of_options():
     """It names every option, and says `yes` where a function takes it."""
-    rows = re.findall(r"^\| `(\w+)` \|[^|\n]*(?:\\\|[^|\n]*)*\| *(yes|) *\| *(yes|) *\|", README, re.MULTILINE)
-    for column, function in ((1, sdpa.attention), (1, sdpa.reference.attention), (2, sdpa.attention_weights)):
+    rows = re.findall(r"^\| `(\w+)` \|[^|\n]*(?:\\\|[^|\n]*)*" + r"\| *(yes|) *" * 3 + r"\|", README, re.MULTILINE)
+    functions = {
+        sdpa.attention: 1, sdpa.reference.attention: 1, sdpa.attention_weights: 2,
+        sdpa.attention_backward: 3, sdpa.attention_varlen_backward: 3,
+    }  # fmt: skip
+    for function, column in functions.items():
         listed = {row[0] for row in rows if row[column]}
         taken = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        assert listed == {p.name for p in taken} - {"dtype"}
+        assert listed == {p.name for p in taken} - {"dtype", "grad_lse", "cu_seqlens_q", "cu_seqlens_k"}
 
 
 def test_the_numbers_are_those_that_were_measured():

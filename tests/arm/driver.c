@@ -1,13 +1,14 @@
-/* One call of attention without Python: a problem on standard input, its result on standard output.
+/* One call of attention, or of its gradients, without Python: a problem on standard input, its results on standard
+ * output.
  *
- *     driver ISA ENGINE THREADS < problem > result
+ *     driver ISA ENGINE THREADS < problem > results
  *
  * ENGINE is many or few, for the one that is meant for so many rows whatever their number here, or both: the one that a
- * call would take, for each sequence.  THREADS decides how the work is cut into units; they run one after the other.
- * With more than one, K and V are taken to come from memory.  The problem is a `header` and the arrays it announces, in
- * the order in which main() takes them; tests/test_arm.py writes it.  Every array, the scratch of every run and the sums
- * of all its parts are allocations of their own and of the exact size, so that a sanitizer sees what reads or writes too
- * far.  Nothing but scratch is freed. */
+ * call would take, for each sequence; or backward, for gradients.  THREADS decides how the work is cut into units; they
+ * run one after the other.  With more than one, K and V are taken to come from memory.  The problem is a `header` and
+ * the arrays it announces, in the order in which they are taken below; tests/test_arm.py writes it.  Every array, the
+ * scratch of every run and the sums of all its parts are allocations of their own and of the exact size, so that a
+ * sanitizer sees what reads or writes too far.  Nothing but scratch is freed. */
 #include "sdpa.h"
 
 #include <stdio.h>
@@ -24,6 +25,8 @@ typedef struct {
     int64_t page_columns;                             /* 0: not paged */
     int64_t weights, lse;                             /* wanted */
     int64_t mask, bias, begin_shift, end_shift, q_offset, kv_lengths, sinks, alibi_slopes; /* present */
+    int64_t grad_lse, delta; /* for gradients: present; wanted */
+    int64_t grad_bias[4];    /* which axes that of the bias has; along the others it is summed */
     double scale, softcap;
 } header;
 
@@ -55,12 +58,11 @@ static int bytes_of(int64_t dtype)
     }
 }
 
-/* A contiguous (batch, heads, rows, columns). */
-static sdpa_array array_of(void *data, int64_t dtype, int64_t heads, int64_t rows, int64_t columns)
+/* A contiguous (batches, heads, rows, columns), without its numbers. */
+static sdpa_array array_of(int64_t dtype, int64_t heads, int64_t rows, int64_t columns)
 {
     const int itemsize = bytes_of(dtype);
     return (sdpa_array){
-        .data = data,
         .batch = heads * rows * columns * itemsize,
         .head = rows * columns * itemsize,
         .row = columns * itemsize,
@@ -69,6 +71,43 @@ static sdpa_array array_of(void *data, int64_t dtype, int64_t heads, int64_t row
         .itemsize = itemsize,
     };
 }
+
+/* The next array of standard input. */
+static sdpa_array take_array(int64_t present, int64_t dtype, int64_t batches, int64_t heads, int64_t rows,
+                             int64_t columns)
+{
+    sdpa_array array = array_of(dtype, heads, rows, columns);
+    array.data = take(present != 0, batches * array.batch);
+    return array;
+}
+
+/* One for a result, with every byte `fill`; absent where it is not wanted. */
+static sdpa_array new_array(int64_t wanted, int fill, int64_t dtype, int64_t batches, int64_t heads, int64_t rows,
+                            int64_t columns)
+{
+    sdpa_array array = array_of(dtype, heads, rows, columns);
+    if (!wanted) return array;
+    array.data = malloc(batches * array.batch);
+    if (!array.data) fail("out of memory");
+    memset(array.data, fill, batches * array.batch);
+    return array;
+}
+
+static void put(const sdpa_array *array, int64_t batches)
+{
+    if (array->data) fwrite(array->data, 1, batches * array->batch, stdout);
+}
+
+/* NaN wherever nothing was written; what the scratch of a thread begins with says that nothing was copied yet. */
+static char *new_scratch(size_t bytes)
+{
+    char *scratch = aligned_alloc(64, bytes);
+    if (!scratch) fail("out of memory");
+    memset(scratch, 0xff, bytes);
+    return memset(scratch, 0, SDPA_COPIES * sizeof(sdpa_copied));
+}
+
+#include "backward.h"
 
 /* From here to run_all: sdpa/_core.pyx in C. */
 static void attend_blocks(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *tasks, int count,
@@ -185,14 +224,6 @@ static void finish_unit(const sdpa_problem *p, const sdpa_kernel *kernel, int64_
     join_parts(p, kernel, &unit, &t, scratch, sums + index * sums_bytes, sums_bytes);
 }
 
-/* NaN wherever nothing was written. */
-static char *new_scratch(size_t bytes)
-{
-    char *scratch = aligned_alloc(64, bytes);
-    if (!scratch) fail("out of memory");
-    return memset(scratch, 0xff, bytes);
-}
-
 /* All units share the scratch of one thread. */
 static void run(sdpa_problem *p, const sdpa_kernel *kernel)
 {
@@ -203,7 +234,6 @@ static void run(sdpa_problem *p, const sdpa_kernel *kernel)
     char *scratch = new_scratch(sdpa_lay_out_scratch(p, kernel, NULL, tasks, largest > fewest ? largest : fewest));
     const size_t sums_bytes = sdpa_lay_out_sums(p, kernel, NULL, tasks);
     char *sums = p->split ? new_scratch(units * sums_bytes) : NULL;
-    memset(scratch, 0, 2 * sizeof(sdpa_copied)); /* its first part: nothing was copied yet */
     for (int64_t unit = 0; unit < units; ++unit) run_unit(p, kernel, unit, scratch, sums, sums_bytes);
     for (int64_t unit = 0; p->split && unit < units; ++unit) finish_unit(p, kernel, unit, scratch, sums, sums_bytes);
     free(scratch);
@@ -252,65 +282,101 @@ static void set_sequences(sdpa_problem *p, int64_t sequences)
     p->unit_starts = malloc((sequences + 1) * sizeof(int64_t));
 }
 
+static int64_t sum_dtype(const header *h) { return h->dtype == SDPA_FLOAT64 ? SDPA_FLOAT64 : SDPA_FLOAT32; }
+
+static sdpa_problem take_problem(const header *h, int threads)
+{
+    const int64_t number = sizeof(int64_t), sequences = h->sequences ? h->sequences : h->batches;
+    const int64_t per_batch = sequences * number, per_head = sequences * h->heads * (int64_t)sizeof(double);
+    const int64_t B = h->batches, H = h->heads, M = h->q_len, pages = h->key_batches, G = h->kv_heads, N = h->kv_len;
+    sdpa_problem p = {
+        .batches = B,
+        .heads = H,
+        .kv_heads = G,
+        .q_len = M,
+        .kv_len = N,
+        .dim = h->dim,
+        .value_dim = h->value_dim,
+        .shift_step = 1,
+        .scale = h->scale,
+        .softcap = h->softcap,
+        .threads = threads,
+        .far = threads > 1,
+    };
+    p.query = take_array(1, h->dtype, B, H, M, h->dim);
+    p.key = take_array(1, h->kv_dtype, pages, G, N, h->dim);
+    p.value = take_array(!h->weights, h->kv_dtype, pages, G, N, h->value_dim);
+    if (h->group) {
+        p.key_scale = take_array(1, SDPA_FLOAT32, pages, G, N, divide_up(h->dim, h->group));
+        p.value_scale = take_array(1, SDPA_FLOAT32, pages, G, N, divide_up(h->value_dim, h->group));
+        while (1 << p.group_shift < h->group) ++p.group_shift;
+    }
+    p.mask = take_array(h->mask, SDPA_BOOL, B, H, M, h->columns);
+    p.bias = take_array(h->bias, h->dtype, B, H, M, h->columns);
+    p.begin_shift = take(h->begin_shift, per_batch);
+    p.end_shift = take(h->end_shift, per_batch);
+    p.q_offset = take(h->q_offset, per_batch);
+    p.kv_lengths = take(h->kv_lengths, per_batch);
+    p.sinks = take(h->sinks, per_head);
+    p.alibi_slopes = take(h->alibi_slopes, per_head);
+    if (h->sequences) {
+        p.q_starts = take(1, per_batch + number);
+        p.k_starts = take(!h->page_columns, per_batch);
+        p.pages = take(h->page_columns > 0, per_batch * h->page_columns);
+        p.page_columns = h->page_columns, p.page_size = N;
+        set_sequences(&p, h->sequences);
+    }
+    return p;
+}
+
+static void attend(const header *h, sdpa_problem *p, const sdpa_kernel *const engines[2], const char *engine)
+{
+    const int64_t B = h->batches, H = h->heads, M = h->q_len;
+    p->weights = new_array(h->weights, 0, h->dtype, B, H, M, h->columns);
+    p->out = new_array(!h->weights, 0, h->dtype, B, H, M, h->value_dim);
+    p->lse = new_array(h->lse, 0, sum_dtype(h), B, H, M, 1);
+    run_all(p, engines, engine);
+    put(&p->weights, B);
+    put(&p->out, B);
+    put(&p->lse, B);
+}
+
+/* Gradients begin with NaN where all of them are written: not of packed sequences, some of which may be empty. */
+static void attend_backward(const header *h, sdpa_problem *p, const sdpa_kernel *kernel)
+{
+    const int64_t B = h->batches, H = h->heads, M = h->q_len, G = h->kv_heads, N = h->kv_len, *own = h->grad_bias;
+    const int first = h->sequences ? 0 : 0xff;
+    p->out = take_array(1, h->dtype, B, H, M, h->value_dim);
+    p->lse = take_array(1, sum_dtype(h), B, H, M, 1);
+    p->grad_out = take_array(1, h->dtype, B, H, M, h->value_dim);
+    p->grad_lse = take_array(h->grad_lse, sum_dtype(h), B, H, M, 1);
+    p->grad_query = new_array(1, first, h->dtype, B, H, M, h->dim);
+    p->grad_key = new_array(1, first, h->kv_dtype, h->key_batches, G, N, h->dim);
+    p->grad_value = new_array(1, first, h->kv_dtype, h->key_batches, G, N, h->value_dim);
+    p->delta = new_array(h->delta, 0, sum_dtype(h), B, H, M, 1);
+    const sdpa_array grad_bias =
+        new_array(h->bias, 0, sum_dtype(h), own[0] ? B : 1, own[1] ? H : 1, own[2] ? M : 1, own[3] ? h->columns : 1);
+    p->grad_bias = grad_bias;
+    p->grad_bias.batch *= own[0], p->grad_bias.head *= own[1], p->grad_bias.row *= own[2],
+        p->grad_bias.column *= own[3];
+    run_backward(p, kernel);
+    put(&p->grad_query, B);
+    put(&p->grad_key, h->key_batches);
+    put(&p->grad_value, h->key_batches);
+    put(&grad_bias, own[0] ? B : 1);
+    put(&p->delta, B);
+}
+
 int main(int argc, char **argv)
 {
     header h;
-    if (argc != 4) fail("usage: driver ISA ENGINE THREADS < problem > result");
+    if (argc != 4) fail("usage: driver ISA ENGINE THREADS < problem > results");
     if (fread(&h, sizeof h, 1, stdin) != 1) fail("no header");
-    const int64_t lse_dtype = h.dtype == SDPA_FLOAT64 ? SDPA_FLOAT64 : SDPA_FLOAT32, scale_dtype = SDPA_FLOAT32;
-    const int bytes = bytes_of(h.dtype), kv_bytes = bytes_of(h.kv_dtype);
-    const int64_t rows = h.batches * h.heads * h.q_len, keys = h.key_batches * h.kv_heads * h.kv_len;
-    const int64_t number = sizeof(int64_t), sequences = h.sequences ? h.sequences : h.batches;
-    const int64_t per_batch = sequences * number, per_head = sequences * h.heads * (int64_t)sizeof(double);
-
-    sdpa_problem p = {
-        .batches = h.batches,
-        .heads = h.heads,
-        .kv_heads = h.kv_heads,
-        .q_len = h.q_len,
-        .kv_len = h.kv_len,
-        .dim = h.dim,
-        .value_dim = h.value_dim,
-        .shift_step = 1,
-        .scale = h.scale,
-        .softcap = h.softcap,
-        .threads = atoi(argv[3]),
-        .far = atoi(argv[3]) > 1,
-    };
-    p.query = array_of(take(1, rows * h.dim * bytes), h.dtype, h.heads, h.q_len, h.dim);
-    p.key = array_of(take(1, keys * h.dim * kv_bytes), h.kv_dtype, h.kv_heads, h.kv_len, h.dim);
-    p.value = array_of(take(!h.weights, keys * h.value_dim * kv_bytes), h.kv_dtype, h.kv_heads, h.kv_len, h.value_dim);
-    if (h.group) {
-        const int64_t of_key = (h.dim + h.group - 1) / h.group, of_value = (h.value_dim + h.group - 1) / h.group;
-        p.key_scale = array_of(take(1, keys * of_key * 4), scale_dtype, h.kv_heads, h.kv_len, of_key);
-        p.value_scale = array_of(take(1, keys * of_value * 4), scale_dtype, h.kv_heads, h.kv_len, of_value);
-        while (1 << p.group_shift < h.group) ++p.group_shift;
-    }
-    p.mask = array_of(take(h.mask, rows * h.columns), SDPA_BOOL, h.heads, h.q_len, h.columns);
-    p.bias = array_of(take(h.bias, rows * h.columns * bytes), h.dtype, h.heads, h.q_len, h.columns);
-    p.begin_shift = take(h.begin_shift, per_batch);
-    p.end_shift = take(h.end_shift, per_batch);
-    p.q_offset = take(h.q_offset, per_batch);
-    p.kv_lengths = take(h.kv_lengths, per_batch);
-    p.sinks = take(h.sinks, per_head);
-    p.alibi_slopes = take(h.alibi_slopes, per_head);
-    if (h.sequences) {
-        p.q_starts = take(1, per_batch + number);
-        p.k_starts = take(!h.page_columns, per_batch);
-        p.pages = take(h.page_columns > 0, per_batch * h.page_columns);
-        p.page_columns = h.page_columns, p.page_size = h.kv_len;
-        set_sequences(&p, h.sequences);
-    }
-
-    const int64_t width = h.weights ? h.columns : h.value_dim;
-    const sdpa_array result = array_of(calloc(rows * width, bytes), h.dtype, h.heads, h.q_len, width);
-    if (h.weights)
-        p.weights = result;
+    sdpa_problem p = take_problem(&h, atoi(argv[3]));
+    const sdpa_kernel *const *engines = find(argv[1], purpose_of(&h));
+    if (!strcmp(argv[2], "backward"))
+        attend_backward(&h, &p, engines[0]);
     else
-        p.out = result;
-    if (h.lse) p.lse = array_of(calloc(rows, bytes_of(lse_dtype)), lse_dtype, h.heads, h.q_len, 1);
-    run_all(&p, find(argv[1], purpose_of(&h)), argv[2]);
-    fwrite(result.data, bytes, rows * width, stdout);
-    if (h.lse) fwrite(p.lse.data, bytes_of(lse_dtype), rows, stdout);
+        attend(&h, &p, engines, argv[2]);
     return 0;
 }
