@@ -84,7 +84,8 @@ static inline ALWAYS_INLINE void find_slopes(const sdpa_task *t, int key, int v,
     UNROLL_FOR (int i = 0; i < count; ++i) {
         const vf s = vf_load(scores_at(t, key + i, v));
         hidden[i] = vf_eq(s, vf_set1(-(real)INFINITY));
-        weight[i] = vf_sub(s, lse);
+        /* s - lse, but no more than 0, which the rounding of large scores may exceed; NaN stays. */
+        weight[i] = vf_sub(zero, vf_max(zero, vf_sub(lse, s)));
     }
     exp_all(weight, count, factors, floor);
     UNROLL_FOR (int i = 0; i < count; ++i) {
@@ -199,7 +200,8 @@ static void gather(const sdpa_task *t, sdpa_segment g, const void *weights, cons
     }
 }
 
-/* Where grad_out holds NaN or inf, the keys that see it get weight times it.  Rare, hence element by element. */
+/* Where grad_out holds NaN or inf, the keys that see it get weight times it: those whose slope is not 0, which it is
+ * where they are hidden, but not beside such a number.  Rare, hence element by element. */
 static void add_poisoned_rows(const sdpa_problem *p, const sdpa_task *t)
 {
     const sdpa_sums *to = &t->value_sums;
@@ -211,8 +213,7 @@ static void add_poisoned_rows(const sdpa_problem *p, const sdpa_task *t)
             const real x = read_one(t->grad_out_row[row] + e * p->grad_out.column, p->grad_out.dtype);
             if (isfinite(x)) continue;
             for (int key = keys.begin; key < keys.end; ++key) {
-                const real weight = row_weight_at(t, key, row);
-                if (weight != 0) sums[key * to->stride + e] += weight * x;
+                if (row_slope_at(t, key, row) != 0) sums[key * to->stride + e] += row_weight_at(t, key, row) * x;
             }
         }
     }

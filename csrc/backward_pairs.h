@@ -85,7 +85,9 @@ static inline ALWAYS_INLINE void keep_slopes(const sdpa_task *t, int key, int v,
     UNROLL_FOR (int i = 0; i < count; i += 2)
         vf_store((real *)t->key_slope + (key + i) / 2 * ROWS + v * VL, vf_round_pairs(slope[i], slope[i + 1]));
 }
-static inline real row_weight_at(const sdpa_task *t, int key, int row)
+static inline real kept_at(const void *kept, int key, int row)
 {
-    return float_of_bfloat16(read_bits((char *)t->s + (ptrdiff_t)key * ROWS * 4 + 2 * row));
+    return float_of_bfloat16(read_bits((const char *)kept + (ptrdiff_t)key * ROWS * 4 + 2 * row));
 }
+static inline real row_weight_at(const sdpa_task *t, int key, int row) { return kept_at(t->s, key, row); }
+static inline real row_slope_at(const sdpa_task *t, int key, int row) { return kept_at(t->slope, key, row); }

@@ -38,8 +38,8 @@ static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char
         real *to = rows + row * padded(width);
         copy_row(row_at[row], array, width, to);
         for (int64_t i = 0; i < width; i += VL) {
-            const vf x = vf_mul(vf_load(to + i), factors);
-            vf_store(to + i, x);
+            const vf x = vf_load(to + i);
+            vf_store(to + i, vf_mul(x, factors));
             poison = vf_fma(x, vf_set1(0), poison);
         }
     }
@@ -60,3 +60,7 @@ static inline ALWAYS_INLINE void keep_slopes(const sdpa_task *t, int key, int v,
     }
 }
 static inline real row_weight_at(const sdpa_task *t, int key, int row) { return scores_at(t, key, 0)[row]; }
+static inline real row_slope_at(const sdpa_task *t, int key, int row)
+{
+    return ((real *)t->slope)[(ptrdiff_t)key * ROWS + row];
+}

@@ -133,7 +133,7 @@ static int interleave_values(const sdpa_problem *p, const sdpa_task *t)
     real *copy = t->value_copy;
     halves distance = halves_zero(), size = halves_zero();
     for (int key = 0; key < t->block; key += 2, copy += padded_values(p->value_dim)) {
-        int end = key + 2, alone = key + 2;
+        int end = key + 2 < t->block ? key + 2 : t->block, alone = end; /* pages are not asked for more */
         const char *first = value_address(p, t, key, &end), *second = first + value->row;
         if (end < key + 2 && key + 1 < t->block) second = value_address(p, t, key + 1, &alone);
         for (int64_t e = 0; e < p->value_dim; e += 2 * VL) {

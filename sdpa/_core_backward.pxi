@@ -178,7 +178,8 @@ cdef bias_plan cut_bias(const sdpa_problem *p, const sdpa_kernel *kernel) noexce
     cdef int64_t tasks = (most_rows(p) + kernel.rows - 1) // kernel.rows
     plan.batches = p.batches if bias.batch or p.q_starts != NULL and bias.row else 1
     plan.heads = p.kv_heads if bias.head else 1
-    plan.by_task = bias.row != 0
+    # Where heads of a group share the bias, a task may begin with a position that the one before ends with.
+    plan.by_task = bias.row != 0 and (bias.head != 0 or sdpa_group(p) == 1)
     plan.unit_keys = max(1, p.kv_len) if plan.by_task or not bias.column else 4 * kernel.block_keys
     plan.parts = tasks if plan.by_task else (p.kv_len + plan.unit_keys - 1) // plan.unit_keys
     return plan

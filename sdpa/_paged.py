@@ -268,7 +268,7 @@ class PagedKVCache:
         if isinstance(sequences, (int, np.integer)):
             return True, [self._find(sequences)]
         try:
-            numbers = sequences.tolist() if isinstance(sequences, np.ndarray) else list(sequences)
+            numbers = list(sequences.tolist() if isinstance(sequences, np.ndarray) else sequences)
         except TypeError:
             raise TypeError(f"sequences is {sequences!r}: it must be a sequence, or a list of them") from None
         return False, [self._find(number) for number in numbers]

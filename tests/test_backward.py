@@ -917,6 +917,43 @@ def test_any_sequences(kernel, data):
     judge_packed(run_packed(call), call, factor=4, floor=20)
 
 
+# Found by review.
+
+
+@pytest.mark.parametrize("sizes", [dict(B=1, H=128, G=1, M=2, N=1200), dict(B=2, H=6, G=2, M=50, N=300)], ids=str)
+@pytest.mark.parametrize("columns", ["N", "one"])
+def test_a_bias_that_the_heads_of_a_group_share_is_summed_by_one_thread(kernel, sizes, columns):
+    arrays = draw(**sizes, D=4, E=4)
+    bias = rng(1).standard_normal((sizes["M"], sizes["N"] if columns == "N" else 1)).astype(float32)
+    call = problem(*arrays, bias=bias)
+    expected = run(call, threads=1)
+    judge(expected, call)
+    for _ in range(5):
+        assert_all_same(run(call, threads=2), expected)
+
+
+@EACH_ARITHMETIC
+def test_nan_flows_into_values_whose_weight_is_nothing(kernel, dtype):
+    query, key, value = (np.array(x, dtype)[:, None] for x in ([1], [0, -200], [1, 2]))
+    call = problem(query, key, value, scale=1.0)
+    call["grad_out"] = np.full_like(call["grad_out"], nan)
+    assert np.isnan(run(call).value).all()
+
+
+@EACH_ARITHMETIC
+def test_no_weight_is_above_1(kernel, dtype):
+    arrays = [x * 10_000 for x in draw(B=1, H=1, G=1, M=40, N=200, D=8, dtype=dtype)[:2]]
+    call = problem(*arrays, np.ones((1, 1, 200, 1), dtype), scale=0.3)
+    grads = run(call, grad_out=np.ones_like(call["out"]))
+    assert (grads.value >= 0).all() and (grads.value <= 40).all()
+
+
+def test_a_scale_under_which_the_query_overflows(kernel):
+    query, key, value = (np.array(x, float32)[:, None] for x in ([1e20], [1e-38, 0], [1, 2]))
+    call = problem(query, key, value, scale=1e20)
+    assert not (run(call, grad_out=np.ones_like(call["out"]), grad_lse=None).key == 0).any()
+
+
 # Names and errors.  Arrays are those of `draw`: the result is (2, 4, 37, 12), the lse (2, 4, 37).
 
 

@@ -694,3 +694,10 @@ def test_heads_must_be_a_multiple():
 def test_errors_of_a_new_cache(error, message, changed):
     with pytest.raises(error, match=message):
         sdpa.PagedKVCache(**dict(pages=4, page_size=4, kv_heads=1, head_dim=2) | changed)
+
+
+def test_sequences_as_an_array_without_axes():
+    cache = sdpa.PagedKVCache(4, 2, 1, 3)
+    cache.append(cache.allocate(), *np.ones((2, 1, 2, 3), np.float32))
+    with pytest.raises(TypeError, match="sequences is"):
+        cache.attend(np.ones((1, 1, 3), np.float32), np.array(0))
