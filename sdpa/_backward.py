@@ -134,9 +134,8 @@ def _new(given, whole, wide):
 
 def _like(grad, given):
     """Summed over the axes along which `given` was broadcast, in its dtype."""
-    extra = grad.ndim - given.ndim
-    repeated = [i for i in range(grad.ndim) if i >= extra and given.shape[i - extra] == 1 != grad.shape[i]]
-    axes = (*(i for i in range(extra) if grad.shape[i] != 1), *repeated)
+    shape = (1,) * (grad.ndim - given.ndim) + given.shape
+    axes = tuple(i for i, (size, whole) in enumerate(zip(shape, grad.shape)) if size == 1 != whole)
     with np.errstate(over="ignore", invalid="ignore"):
         grad = grad.sum(axis=axes, keepdims=True) if axes else grad
         return grad.reshape(given.shape).astype(given.dtype, copy=False)

@@ -37,7 +37,7 @@ from hypothesis import strategies as st
 from test_edges import BLIND, HIDDEN
 from test_errors import ERRORS, INPUTS, NOT_OURS, ones, raises, table
 from test_options_property import EVERY_KERNEL, PROPERTY, problems
-from test_reference_backward import by_differences, upstream
+from test_reference_backward import BROADCASTS, by_differences, upstream
 
 import sdpa
 from sdpa import _kernels, reference
@@ -533,18 +533,6 @@ def test_more_leading_axes(kernel, dtype):
         for name in FIELDS[:3]:
             assert_same_bits(getattr(grads, name).reshape(call[name].shape), getattr(expected, name))
         np.testing.assert_allclose(grads.sinks, expected.sinks, rtol=1e-5)
-
-
-BROADCASTS = {  # leading axes and heads of query, key, value
-    "key and value of batch 1": ((2, 4), (1, 2), (1, 2)),
-    "key and value without batch": ((2, 4), (2,), (2,)),
-    "key and value of two axes": ((2, 4), (), ()),
-    "query without batch": ((4,), (2, 2), (2, 2)),
-    "query of two axes": ((), (2, 1), (2, 1)),
-    "only value has a batch": ((4,), (2,), (3, 2)),
-    "five axes": ((3, 2, 4), (3, 2, 2), (3, 2, 2)),
-    "five axes that broadcast": ((3, 1, 4), (2, 2), (1, 1, 2)),
-}
 
 
 @EACH_DTYPE
