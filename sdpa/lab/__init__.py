@@ -1,0 +1,1 @@
+"""The laboratory: experiments on attention, each a function that returns its numbers."""

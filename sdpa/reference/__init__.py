@@ -1,0 +1,50 @@
+"""The oracle: scaled dot-product attention as its definition, in plain NumPy.
+
+Slow on purpose: whole score matrices, no blocks, no tricks. The compiled library is checked against this
+package, so they share no code; their calls can be exchanged. One keyword is added, `dtype`: the precision of
+all arithmetic and of the results (None means float64). A dtype of 16 bits, float16 or ml_dtypes.bfloat16, stands for
+what arrays of that dtype give: inputs, scores, probabilities and results are rounded to it; exponentials and sums
+are float32, and so is the lse. `threads` is accepted and has no effect here.
+
+Axes: B batch, H query heads, G key/value heads (H a multiple of G), M queries, N keys, D and E the sizes of a
+key and of a value. Query head h attends to key/value head h // (H / G).
+
+    query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)
+    out   : (B, H, M, E)    lse : (B, H, M)       mask, bias : broadcast to (B, H, M, N)
+
+With two axes B and H are 1 and absent, with three B is. There may be more leading axes than B. They
+broadcast, and the result has as many axes as the largest of the three arrays.
+
+    scores   scale * (query . key), then softcap * tanh(. / softcap), then + bias - slope * |position - j|
+    visible  key j to query i, if mask, bias, causal, window and kv_lengths all let it
+    softmax  exp(score) of the visible keys, divided by their sum; sinks add exp(sink) to the sum
+    out      the sum over the visible keys of weight * value
+
+A query that sees no key gets weights 0, output 0 and lse -inf, also with sinks. A key of size 0 (D = 0) is seen by
+no one. What a hidden key or value holds has no influence, NaN and inf included; what a visible one holds has the
+influence arithmetic gives it.
+"""
+
+from .._gradients import Gradients
+from ._attention import (
+    attention,
+    attention_backward,
+    attention_varlen,
+    attention_varlen_backward,
+    attention_weights,
+    merge,
+    scaled_dot_product_attention,
+)
+from ._rotary import rotary
+
+__all__ = [
+    "Gradients",
+    "attention",
+    "attention_backward",
+    "attention_varlen",
+    "attention_varlen_backward",
+    "attention_weights",
+    "merge",
+    "rotary",
+    "scaled_dot_product_attention",
+]
