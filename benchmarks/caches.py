@@ -5,16 +5,8 @@ python -m benchmarks.caches --only paged --seconds 10 --json caches.json
 python -m benchmarks.caches --update                        # writes the tables into benchmarks/README.md
 """
 
-import argparse
-import datetime
-import gc
 import itertools
-import json
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import ml_dtypes
@@ -23,57 +15,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import sdpa
-from benchmarks import compare, machine, report, runner
-from benchmarks.adapting import Unsupported
-from benchmarks.reading import fastest_reading
-
-README = Path(__file__).with_name("README.md")
-BEGIN, END = "<!-- begin: python -m benchmarks.caches --update -->", "<!-- end: benchmarks/caches.py -->"
-HEADER = ["", "µs", "median", "times as fast", "µs more", "GB/s"]
+from benchmarks import variants
+from benchmarks.variants import Comparison, Variant
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-WARM_SECONDS = 0.02  # as in worker.py
-
-
-def nothing():
-    pass
-
-
-@dataclass
-class Variant:
-    """One way to do the work.  Its calls may be steps of a cycle, of which each has a minimum of its own."""
-
-    label: str
-    call: Callable
-    before: Callable = nothing  # each call, and not timed
-    steps: int = 1  # of a cycle
-    read: tuple = ()  # the arrays of keys and values (and scales) that a call reads, all of each
-    samples: list = field(default_factory=list, repr=False)
-
-    def over_steps(self, statistic):
-        """The mean of a statistic over the steps of the cycle."""
-        return statistics.fmean(statistic(self.samples[step :: self.steps]) for step in range(self.steps))
-
-    @property
-    def minimum(self):
-        return self.over_steps(min)
-
-    @property
-    def median(self):
-        return self.over_steps(statistics.median)
-
-
-@dataclass
-class Comparison:
-    """Several ways to do the same work; the first of `make()` is what the others are compared with."""
-
-    name: str
-    title: str
-    make: Callable[[], Iterator[Variant]]
-
-
-# --------------------------------------------------------------------------------------------------- what is compared
 
 
 def tokens(count, heads=KV_HEADS, seed=0):
@@ -234,156 +180,5 @@ COMPARISONS = [
     ),
 ]
 
-
-# ---------------------------------------------------------------------------------------------------------- measuring
-
-
-def measure(comparison, rounds, seconds):
-    """A dictionary that fits in JSON.  The variants take turns, `rounds` times, in about so many seconds."""
-    variants = list(comparison.make())
-    readings = {variant.label: reading_of(variant) for variant in variants if variant.read}
-    contenders = [*variants, *(reading for reading in readings.values() if reading is not None)]
-    each = seconds / (rounds * len(contenders))
-    for number in range(rounds):
-        turn = number % len(contenders)
-        for variant in contenders[turn:] + contenders[:turn]:
-            take(variant, each)
-    return {
-        "name": comparison.name,
-        "title": comparison.title,
-        "variants": [as_json(variant, readings.get(variant.label)) for variant in variants],
-    }
-
-
-def reading_of(variant):
-    """The loop that only reads what the variant reads; None where there is none on this machine."""
-    try:
-        return Variant("read", fastest_reading(variant.read))
-    except Unsupported:
-        return None
-
-
-def take(variant, seconds):
-    """Samples of about so many seconds, whole cycles, after some that only wake the threads."""
-    before, call, clock = variant.before, variant.call, time.perf_counter
-    for limit, samples in ((min(seconds, WARM_SECONDS), []), (seconds, variant.samples)):
-        gc.disable()
-        end = clock() + limit
-        while True:
-            for _ in range(variant.steps):
-                before()
-                start = clock()
-                call()
-                samples.append(clock() - start)
-            if clock() >= end:
-                break
-        gc.enable()
-
-
-def as_json(variant, reading):
-    known = {
-        "label": variant.label,
-        "minimum": variant.minimum,
-        "median": variant.median,
-        "samples": len(variant.samples),
-    }
-    if reading is not None:
-        nbytes = sum(array.nbytes for array in variant.read)
-        known |= {"bytes": nbytes, "rate": nbytes / variant.minimum, "read_rate": nbytes / reading.minimum}
-    return known
-
-
-# ---------------------------------------------------------------------------------------------------------- reporting
-
-
-def rows_of(measured):
-    base = measured["variants"][0]["minimum"]
-    for index, variant in enumerate(measured["variants"]):
-        minimum = variant["minimum"]
-        compared = [f"{base / minimum:.2f}", f"{(minimum - base) * 1e6:+.1f}"] if index else ["", ""]
-        rates = f"{variant['rate'] / 1e9:.0f} of {variant['read_rate'] / 1e9:.0f}" if "rate" in variant else ""
-        yield [variant["label"], microseconds(minimum), microseconds(variant["median"]), *compared, rates]
-
-
-def microseconds(seconds):
-    return f"{seconds * 1e6:.1f}"
-
-
-def text_table(measured):
-    rows = [HEADER, *rows_of(measured)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = [
-        f"  {row[0].ljust(widths[0])}"
-        + "".join(f"  {cell.rjust(w)}" for cell, w in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    ]
-    return "\n".join([measured["title"], *(line.rstrip() for line in lines)])
-
-
-def markdown_table(measured):
-    rule = ["---", *["---:"] * (len(HEADER) - 1)]
-    lines = [f"| {' | '.join(row)} |" for row in [HEADER, rule, *rows_of(measured)]]
-    return "\n".join([f"**{measured['title']}**", "", *lines])
-
-
-def markdown(measured):
-    return "\n\n".join([*map(markdown_table, measured["comparisons"]), facts(measured)])
-
-
-def facts(measured):
-    versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
-    return (
-        f"{measured['date']}, commit {measured['commit']}, kernel {measured['kernel']}, {measured['compiler']}; "
-        f"{measured['cpu']}, {measured['threads']} threads; {versions}."
-    )
-
-
-def selected(patterns):
-    chosen = [one for one in COMPARISONS if patterns is None or any(part in one.name for part in patterns.split(","))]
-    if not chosen:
-        raise SystemExit(f"no comparison matches {patterns!r}; there are: {', '.join(one.name for one in COMPARISONS)}")
-    return chosen
-
-
-def measure_all(chosen, rounds, seconds):
-    """Everything known, as a dictionary that fits in JSON."""
-    done = []
-    with runner.progress_line(sys.stderr) as progress:
-        for comparison in chosen:
-            progress(comparison.name)
-            done.append(measure(comparison, rounds, seconds / len(chosen)))
-    return {
-        "date": datetime.date.today().isoformat(),
-        "commit": compare.first_line("git", "describe", "--always", "--dirty", "--tags"),
-        "compiler": compare.first_line("cc", "--version"),
-        "kernel": sdpa.build_info()["kernel"],
-        "cpu": machine.cpu_name(),
-        "threads": sdpa.build_info()["usable_cpus"],
-        "versions": compare.versions([]),
-        "comparisons": done,
-    }
-
-
-def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="PART", help="comparisons whose name contains it; a,b for several")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=100, help="for timing, preparation not counted (about)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--update", action="store_true", help="write the tables into benchmarks/README.md")
-    return parser.parse_args()
-
-
-def main():
-    arguments = parse_arguments()
-    measured = measure_all(selected(arguments.only), arguments.rounds, arguments.seconds)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(measured, indent=1))
-    print("\n\n".join([*map(text_table, measured["comparisons"]), facts(measured)]))
-    if arguments.update:
-        document = README.read_text(encoding="utf-8")
-        README.write_text(report.with_text_between(document, BEGIN, markdown(measured), END), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    variants.main(COMPARISONS, "benchmarks.caches", __doc__)

@@ -99,6 +99,7 @@ enum { STEP = PAIRS ? 2 : 1 }; /* so many features, or keys, in one multiply-add
 #include "backward_singles.h"
 #endif
 #include "backward.h"
+#include "linear.h"
 #endif
 
 const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) = {
@@ -129,5 +130,8 @@ const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) 
     .needs_care = needs_care,
     .write_query_gradient = write_query_gradient,
     .write_key_gradients = write_key_gradients,
+    .linear_tile = TILE / VECTORS,
+    .pack_weights = pack_weights,
+    .linear = linear,
 #endif
 };

@@ -68,14 +68,22 @@ static void find_odd_rows(const sdpa_problem *p, sdpa_task *t, extremes found)
 
 /* ---- K */
 
+static void copy_pair_row(const char *at, const sdpa_array *array, int64_t width, char *copy)
+{
+    for (int64_t d = 0; d < width; ++d) write_bits(copy + 2 * d, read_bits(at + d * array->column));
+    if (width % 2) write_bits(copy + 2 * width, 0);
+}
+static int pairs_in_place(const sdpa_array *array, const char *at, int64_t width)
+{
+    return array->column == 2 && width % 2 == 0 && array->row % 4 == 0 && (uintptr_t)at % 4 == 0;
+}
+
 static void copy_pairs(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
                        int64_t width, char *copy)
 {
     for (int row = 0; row < t->block; ++row, copy += padded(steps(width)) * 4) {
         int end = row + 1;
-        const char *at = row_address(p, array, rows_at, t, row, &end);
-        for (int64_t d = 0; d < width; ++d) write_bits(copy + 2 * d, read_bits(at + d * array->column));
-        if (width % 2) write_bits(copy + 2 * width, 0);
+        copy_pair_row(row_address(p, array, rows_at, t, row, &end), array, width, copy);
     }
 }
 
@@ -85,14 +93,30 @@ static operand read_rows_across(const sdpa_problem *p, const sdpa_task *t, const
 {
     int end = t->block;
     const char *at = row_address(p, array, rows_at, t, 0, &end);
-    if (end == t->block && array->column == 2 && width % 2 == 0 && array->row % 4 == 0 && (uintptr_t)at % 4 == 0)
-        return (operand){at, array->row, SDPA_BFLOAT16};
+    if (end == t->block && pairs_in_place(array, at, width)) return (operand){at, array->row, SDPA_BFLOAT16};
     if (must_copy(t, copied)) copy_pairs(p, t, array, rows_at, width, copy);
     return (operand){copy, padded(steps(width)) * 4, SDPA_BFLOAT16};
 }
 static operand read_keys(const sdpa_problem *p, sdpa_task *t)
 {
     return read_rows_across(p, t, &p->key, t->keys_at, p->dim, &t->copied[0], t->key_copy);
+}
+
+/* ---- rows and weights of linear.h.  Where they hold denormals these count as 0. */
+
+static operand read_linear(const sdpa_linear *l, int64_t row, int rows, real *copy, int copied)
+{
+    const char *at = l->x.data + row * l->x.row;
+    if (pairs_in_place(&l->x, at, l->ins)) return (operand){at, l->x.row, SDPA_BFLOAT16};
+    const int64_t size = padded(steps(l->ins));
+    for (int i = 0; i < rows && !copied; ++i)
+        copy_pair_row(at + i * l->x.row, &l->x, l->ins, (char *)(copy + i * size));
+    return (operand){(const char *)copy, size * 4, SDPA_BFLOAT16};
+}
+static inline void pack_one(const char *at, int dtype, real *to, int64_t half)
+{
+    (void)dtype;
+    write_bits((char *)to + 2 * half, read_bits(at));
 }
 
 /* ---- V */

@@ -168,6 +168,15 @@ typedef struct {
     char *summed;                   /* [blocks]: whether the sums of a block hold something */
 } sdpa_task;
 
+/* A projection; see linear.h. */
+typedef struct {
+    sdpa_array x, out; /* (rows, ins), (rows, outs) */
+    int64_t rows, ins, outs;
+    int block_rows;      /* that are done together, panel after panel */
+    const void *weights; /* panels, made by pack_weights */
+    const void *bias;    /* of the compute type, filled up to whole panels; or NULL */
+} sdpa_linear;
+
 /* One step of the algorithm on the current block (or at the start or end) of a task. */
 typedef void (*sdpa_step)(const sdpa_problem *, sdpa_task *);
 
@@ -198,6 +207,11 @@ typedef struct {
     sdpa_step bias_gradient;   /* that alone, instead of all others but `scores` */
     int (*needs_care)(const sdpa_problem *, const sdpa_task *); /* o holds NaN or inf, maybe from a hidden key */
     sdpa_step write_query_gradient, write_key_gradients;
+
+    /* Projections: NULL for few rows. */
+    int linear_tile; /* rows of x in one */
+    void (*pack_weights)(const sdpa_array *weight, int64_t outs, int64_t ins, void *packed);
+    void (*linear)(const sdpa_linear *, int64_t row, int rows, int64_t panel, void *scratch, int64_t *copied);
 } sdpa_kernel;
 
 /* What the arithmetic is made for: real numbers, or Q, K and V that all are bfloat16. */

@@ -119,6 +119,20 @@ static inline ALWAYS_INLINE vf keep_weights(const sdpa_task *t, int key, int v, 
 static inline real weight_at(const sdpa_task *t, int key, int row) { return scores_at(t, key, 0)[row]; }
 
 #if !SDPA_FEW_ROWS
+/* Rows of x for linear.h: in place, or converted. */
+static operand read_linear(const sdpa_linear *l, int64_t row, int rows, real *copy, int copied)
+{
+    const char *at = l->x.data + row * l->x.row;
+    if (l->x.dtype == REAL_DTYPE && is_adjacent(&l->x, at)) return (operand){at, l->x.row, REAL_DTYPE};
+    for (int i = 0; i < rows && !copied; ++i) copy_row(at + i * l->x.row, &l->x, l->ins, copy + i * padded(l->ins));
+    return copied_rows(copy, l->ins);
+}
+static inline void pack_one(const char *at, int dtype, real *to, int64_t half)
+{
+    (void)half;
+    *to = read_one(at, dtype);
+}
+
 /* What is unusual about rows that were loaded: nothing, here. */
 typedef int extremes;
 static inline extremes no_extremes(void) { return 0; }

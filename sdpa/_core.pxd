@@ -62,10 +62,17 @@ cdef extern from "sdpa.h" nogil:
         int careful
         sdpa_sums key_sums, value_sums
 
+    ctypedef struct sdpa_linear:
+        sdpa_array x, out
+        int64_t rows, ins, outs
+        int block_rows
+        const void *weights
+        const void *bias
+
     ctypedef void (*sdpa_step)(const sdpa_problem *, sdpa_task *) noexcept nogil
 
     ctypedef struct sdpa_kernel:
-        int real_bytes, lanes, rows, block_keys
+        int real_bytes, lanes, rows, block_keys, step
         int (*copies)(const sdpa_problem *) noexcept nogil
         sdpa_step begin, scores, softmax_step, accumulate, accumulate_seen
         int (*finite)(const sdpa_problem *, const sdpa_task *) noexcept nogil
@@ -75,6 +82,10 @@ cdef extern from "sdpa.h" nogil:
         sdpa_step begin_backward, score_gradients, query_gradient, key_gradients, add_slopes, bias_gradient
         int (*needs_care)(const sdpa_problem *, const sdpa_task *) noexcept nogil
         sdpa_step write_query_gradient, write_key_gradients
+        int linear_tile
+        void (*pack_weights)(const sdpa_array *, int64_t outs, int64_t ins, void *packed) noexcept nogil
+        void (*linear)(
+            const sdpa_linear *, int64_t row, int rows, int64_t panel, void *scratch, int64_t *copied) noexcept nogil
 
     ctypedef struct sdpa_isa:
         const char *name

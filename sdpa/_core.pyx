@@ -661,6 +661,7 @@ cdef bint fits_pages(cnp.ndarray query, cnp.ndarray key, cnp.ndarray value, int6
 
 
 include "_core_backward.pxi"
+include "_core_linear.pxi"
 
 
 # ------------------------------------------------------------------------------------------------- rotary embedding

@@ -136,9 +136,9 @@ def test_source_distribution_holds_what_the_build_needs(source, tmp_path):
     (archive,) = tmp_path.glob("*.zip")
     held = {name.partition("/")[2] for name in zipfile.ZipFile(archive).namelist()}
     suffixes = {".c", ".h", ".py", ".pyx", ".pxd", ".pxi", ".pyi", ".typed"}
-    files = [path for folder in ("csrc", "sdpa") for path in (ROOT / folder).iterdir() if path.suffix in suffixes]
+    files = [path for folder in ("csrc", "sdpa") for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
     made = {"sdpa/_core.c"}
-    assert {f"{path.parent.name}/{path.name}" for path in files} - made == {
+    assert {path.relative_to(ROOT).as_posix() for path in files} - made == {
         name for name in held if name.startswith(("csrc/", "sdpa/")) and Path(name).suffix in suffixes
     }
 
@@ -153,7 +153,8 @@ def test_wheel_needs_only_numpy(source, tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
 
     archive = zipfile.ZipFile(wheel)
-    modules = {f"sdpa/{path.name}" for pattern in ("*.py", "*.pyi") for path in (ROOT / "sdpa").glob(pattern)}
+    found = [path for pattern in ("*.py", "*.pyi") for path in (ROOT / "sdpa").rglob(pattern)]
+    modules = {path.relative_to(ROOT).as_posix() for path in found}
     compiled = f"sdpa/_core{sysconfig.get_config_var('EXT_SUFFIX')}"
     held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == modules | {compiled, "sdpa/py.typed"}
