@@ -98,6 +98,8 @@ def check(workload, arrays, options):
     """
     if workload.kind == "backward":
         return check_gradients(workload, arrays, options)
+    if workload.kind == "layer":
+        return check_layer(workload, arrays)
     rows = sample_rows(workload.M)
     exact = attention(workload, rows, arrays, options, np.float64)
     naive = attention(workload, rows, arrays, options, workload.dtype)
@@ -115,6 +117,27 @@ def check_gradients(workload, arrays, options):
         rows = sample_rows(x.shape[2])
         checks.append(Expected(rows, x[:, :, rows], allowed(x, of_numpy, terms) + rounding * np.abs(x).max()))
     return checks
+
+
+def check_layer(workload, arrays):
+    exact, naive = (layer(workload, arrays, dtype) for dtype in (np.float64, workload.dtype))
+    rows = sample_rows(workload.M)
+    # The terms of the last product are as large as the result, by the weights that draw_layer draws.
+    return [Expected(rows, exact[:, :, rows], allowed(exact, naive, np.abs(exact).max()))]
+
+
+def layer(workload, arrays, dtype):
+    """The result (B, 1, M, W) of a layer, computed in `dtype`."""
+    x, in_weight, in_bias, out_weight, out_bias = (rounded(array, dtype) for array in arrays)
+    B, M, D = workload.B, workload.M, workload.D
+    heads = rounded(x @ in_weight.T + in_bias, dtype).reshape(B, M, -1, D)
+    query, key, value = np.split(heads, [workload.H, workload.H + workload.G], axis=2)
+    out = np.empty((B, M, workload.H, D), arithmetic(dtype))
+    for b in range(B):
+        for h in range(workload.H):
+            g = h * workload.G // workload.H
+            out[b, :, h] = head(query[b, :, h], key[b, :, g], value[b, :, g], dtype)
+    return rounded(out.reshape(B, 1, M, -1) @ out_weight.T + out_bias, dtype)
 
 
 def allowed(exact, naive, terms):

@@ -28,6 +28,16 @@ from benchmarks.adapting import (
     require_scores_fit,
 )
 from benchmarks.oracle import arithmetic
+from benchmarks.peers_layer import (
+    jax_layer_peer,
+    numpy_layer_peer,
+    openvino_layer_peer,
+    ort_attention_layer_peer,
+    ort_mha_layer_peer,
+    sdpa_layer_peer,
+    torch_layer_peer,
+    torch_mha_layer_peer,
+)
 from benchmarks.peers_onnxruntime import ort_attn_peer, ort_gqa_peer, ort_mha_peer
 from benchmarks.reading import READ, read_peer
 
@@ -281,26 +291,36 @@ def jax_peer(workload):
 class Peer(NamedTuple):
     adapter: Callable
     distribution: str  # what to install from PyPI
-    backward: Callable | None = None  # the adapter for workloads of that kind
+    backward: Callable | None = None  # the adapters for workloads of these kinds
+    layer: Callable | None = None
 
 
 def adapter_of(peer, workload):
     """The one for workloads of this kind."""
-    adapter = {"forward": peer.adapter, "backward": peer.backward}[workload.kind]
+    adapter = {"forward": peer.adapter, "backward": peer.backward, "layer": peer.layer}[workload.kind]
     require(adapter is not None, f"no {workload.kind}")
     return adapter
 
 
+def no_adapter(workload):
+    require(False, f"no {workload.kind} alone")
+
+
 PEERS = {
-    "numpy": Peer(numpy_peer, "numpy"),
-    "torch": Peer(torch_peer, "torch", torch_backward_peer),
+    "numpy": Peer(numpy_peer, "numpy", layer=numpy_layer_peer),
+    "torch": Peer(torch_peer, "torch", torch_backward_peer, torch_layer_peer),
     "torch_math": Peer(torch_math_peer, "torch", torch_math_backward_peer),
-    "ort_attn": Peer(ort_attn_peer, "onnxruntime"),
-    "ort_mha": Peer(ort_mha_peer, "onnxruntime"),
+    "torch_mha": Peer(no_adapter, "torch", layer=torch_mha_layer_peer),
+    "ort_attn": Peer(ort_attn_peer, "onnxruntime", layer=ort_attention_layer_peer),
+    "ort_mha": Peer(ort_mha_peer, "onnxruntime", layer=ort_mha_layer_peer),
     "ort_gqa": Peer(ort_gqa_peer, "onnxruntime"),
-    "openvino": Peer(openvino_peer, "openvino"),
+    "openvino": Peer(openvino_peer, "openvino", layer=openvino_layer_peer),
     "ov_fold": Peer(ov_fold_peer, "openvino"),
     "ncnn": Peer(ncnn_peer, "ncnn"),
-    "jax": Peer(jax_peer, "jax"),
+    "jax": Peer(jax_peer, "jax", layer=jax_layer_peer),
 }
-IMPLEMENTATIONS = {"sdpa": Peer(sdpa_peer, "sdpa", sdpa_backward_peer), READ: Peer(read_peer, "sdpa"), **PEERS}
+IMPLEMENTATIONS = {
+    "sdpa": Peer(sdpa_peer, "sdpa", sdpa_backward_peer, sdpa_layer_peer),
+    READ: Peer(read_peer, "sdpa"),
+    **PEERS,
+}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sdpa
-from benchmarks import accuracy, caches, compare, oracle, reading, report, runner, worker
+from benchmarks import accuracy, caches, compare, oracle, projections, reading, report, runner, variants, worker
 from benchmarks.adapting import Unsupported
 from benchmarks.machine import Machine
 from benchmarks.peers import IMPLEMENTATIONS, PEERS, adapter_of, numpy_peer, torch_peer
@@ -79,6 +79,9 @@ ZEN4_BOUNDS_MS = {
     "bwd-1024-causal-bf16": 8.42,
     "bwd-bert-fp32": 6.2,
     "bwd-gqa-1024-causal-fp32": 65.4,
+    "layer-b8-128-fp32": 22.7,
+    "layer-1024-fp32": 35.7,
+    "layer-1024-bf16": 18.3,
 }
 
 
@@ -309,6 +312,54 @@ def test_a_wrong_gradient_does_not_pass(backward, index):
     assert error > allowed
 
 
+# Layers.
+
+LAYER = dataclasses.replace(TINY, G=4, causal=False, kind="layer")
+
+
+def test_a_layer_multiplies_by_its_weights():
+    projections = 2 * (2 * 67) * (4 * 64 * 64)
+    assert LAYER.flops == 4 * 2 * 4 * 67 * 67 * 16 + projections
+    assert sum(array.nbytes for array in LAYER.draw_layer()) == LAYER.bytes - (2 * 67 - 4) * 64 * 4
+
+
+@pytest.mark.parametrize("dtype_name", DTYPES)
+@pytest.mark.parametrize("name", ["sdpa", "numpy", "torch", "torch_mha", "ort_attn", "ort_mha", "openvino"])
+def test_layers_pass(name, dtype_name):
+    if name not in ("sdpa", "numpy"):
+        pytest.importorskip(PEERS[name].distribution)
+    workload = dataclasses.replace(LAYER, dtype_name=dtype_name)
+    try:
+        error, allowed = error_of(adapter_of(IMPLEMENTATIONS[name], workload), workload)
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+    assert error <= allowed
+
+
+@pytest.mark.parametrize("index", range(1, 5))
+def test_a_layer_with_another_weight_does_not_pass(monkeypatch, index):
+    checks = oracle.check(LAYER, *LAYER.draw())
+    arrays = LAYER.draw_layer()
+    assert np.less_equal(*oracle.judge([oracle.layer(LAYER, arrays, np.float32)], checks))
+    arrays[index][..., -1] += 0.01
+    assert not np.less_equal(*oracle.judge([oracle.layer(LAYER, arrays, np.float32)], checks))
+
+
+@pytest.mark.parametrize("make", [projections.projection_variants, projections.layer_variants])
+def test_projections_are_measured(make):
+    pytest.importorskip("threadpoolctl")
+    measured = variants.measure(variants.Comparison("some", "a title", lambda: make(LAYER)), rounds=1, seconds=0.01)
+    assert len(measured["variants"]) == 3 and "BLAS on one thread" in variants.text_table(measured)
+
+
+@pytest.mark.parametrize("make", [projections.projection_variants, projections.layer_variants])
+def test_all_ways_to_project_give_the_same(make):
+    pytest.importorskip("threadpoolctl")
+    first, *others = make(LAYER)
+    for other in others:
+        np.testing.assert_allclose(other.call(), first.call().reshape(other.call().shape), atol=1e-5)
+
+
 def test_what_is_expected_survives_a_file(tmp_path):
     checks = oracle.check(TINY, *TINY.draw())
     oracle.save(tmp_path / "check.npz", checks)
@@ -352,10 +403,10 @@ SMALL_CACHES = {
 
 @pytest.mark.parametrize("name", SMALL_CACHES)
 def test_caches_are_measured(name):
-    measured = caches.measure(caches.Comparison(name, "a title", SMALL_CACHES[name]), rounds=2, seconds=0.01)
+    measured = variants.measure(variants.Comparison(name, "a title", SMALL_CACHES[name]), rounds=2, seconds=0.01)
     json.dumps(measured)
     labels = [variant["label"] for variant in measured["variants"]]
-    for table in (caches.text_table(measured), caches.markdown_table(measured)):
+    for table in (variants.text_table(measured), variants.markdown_table(measured)):
         assert "a title" in table and all(label in table for label in labels)
 
 
@@ -377,18 +428,18 @@ def packed(out):
 
 
 def test_minimum_and_median_are_of_each_step():
-    variant = caches.Variant("cycle", None, steps=2, samples=[1.0, 10.0, 3.0, 20.0, 2.0, 60.0])
+    variant = variants.Variant("cycle", None, steps=2, samples=[1.0, 10.0, 3.0, 20.0, 2.0, 60.0])
     assert variant.minimum == 5.5 and variant.median == 11.0
 
 
 def test_all_comparisons_have_a_name_of_their_own():
     names = [comparison.name for comparison in caches.COMPARISONS]
     assert len(set(names)) == len(names)
-    assert [comparison.name for comparison in caches.selected("paged,mixed")] == [
+    assert [comparison.name for comparison in variants.selected(caches.COMPARISONS, "paged,mixed")] == [
         "paged-4096", "paged-32768", "mixed",
     ]  # fmt: skip
     with pytest.raises(SystemExit, match="no comparison matches"):
-        caches.selected("nothing")
+        variants.selected(caches.COMPARISONS, "nothing")
 
 
 # int8.

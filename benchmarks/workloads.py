@@ -19,8 +19,9 @@ DTYPES = {
     "fp16": np.dtype(np.float16),
 }
 # Matrix products of M x N x D multiply-adds in each kind of work.  "backward" is a step of training: the result, and
-# then the gradients of query, key and value, which take the scores anew and four products more.
-PRODUCTS = {"forward": 2, "backward": 7}
+# then the gradients of query, key and value, which take the scores anew and four products more.  "layer" is attention
+# of x (B, M, H * D) to itself between the projections of a layer, which `flops` adds.
+PRODUCTS = {"forward": 2, "backward": 7, "layer": 2}
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,24 @@ class Workload:
 
     @property
     def flops(self):
-        return PRODUCTS[self.kind] * 2 * self.scores * self.D
+        projections = 2 * self.B * self.M * self._weights if self.kind == "layer" else 0
+        return PRODUCTS[self.kind] * 2 * self.scores * self.D + projections
+
+    @property
+    def width(self):
+        """Of x, where this is a layer."""
+        return self.H * self.D
+
+    @property
+    def _weights(self):
+        return self.width * (2 * self.width + 2 * self.G * self.D)
 
     @property
     def bytes(self):
-        """What must be read or written at least once: query, key, value, out, mask or bias; and the gradients."""
+        """What must be read or written at least once: query, key, value, out, mask or bias; and the gradients.  By a
+        layer: x, out and the weights."""
+        if self.kind == "layer":
+            return (2 * self.B * self.M * self.width + self._weights) * self.dtype.itemsize
         arrays = 2 * self.B * self.H * self.M * self.D * self.dtype.itemsize + self.kv_bytes
         return arrays * (2 if self.kind == "backward" else 1) + self._hiding_bytes
 
@@ -90,13 +104,27 @@ class Workload:
         return {"causal": True} if self.causal else {}
 
     def draw(self):
-        """The arrays and options of one call: `sdpa.attention(*arrays, **options)`."""
+        """The arrays and options of a call, `sdpa.attention(*arrays, **options)`; of a layer what draw_layer gives."""
+        if self.kind == "layer":
+            return self.draw_layer(), {}
         rng = np.random.default_rng(zlib.crc32(self.case.encode()))
         shapes = [(self.B, self.H, self.M, self.D)] + 2 * [(self.B, self.G, self.N, self.D)]
         single = [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
         arrays = tuple(array.astype(self.dtype, copy=False) for array in single)
         hiding = {HIDING[self.hiding].option: HIDING[self.hiding].draw(self, rng)} if self.hiding else {}
         return arrays, {**self.options, **hiding}
+
+    def draw_layer(self):
+        """x (B, M, W), the weights (3 W, W) and (3 W) of the projection to query, key and value, and those (W, W) and
+        (W) of the one from the heads, such that the elements of queries and keys have a variance of 1."""
+        rng = np.random.default_rng(zlib.crc32(self.case.encode()))
+        outs = self.width + 2 * self.G * self.D
+        x = rng.standard_normal((self.B, self.M, self.width), dtype=np.float32)
+        weights = [
+            rng.standard_normal(shape, dtype=np.float32) * np.float32(self.width**-0.5)
+            for shape in ((outs, self.width), (outs,), (self.width, self.width), (self.width,))
+        ]
+        return [array.astype(self.dtype, copy=False) for array in (x, *weights)]
 
     def draw_gradient(self):
         """For "backward": the gradient of the result, (B, H, M, D)."""
@@ -193,6 +221,8 @@ CASES = [
     Workload("bwd-1024-causal", 1, 8, 8, 1024, 1024, 64, causal=True, kind="backward"),
     Workload("bwd-bert", 8, 12, 12, 128, 128, 64, kind="backward"),
     Workload("bwd-gqa-1024-causal", 1, 16, 4, 1024, 1024, 128, causal=True, kind="backward"),
+    Workload("layer-b8-128", 8, 12, 12, 128, 128, 64, kind="layer"),
+    Workload("layer-1024", 1, 12, 12, 1024, 1024, 64, kind="layer"),
 ]
 
 DOUBLE = ["prefill-2048-full", "prefill-2048-causal"]
@@ -203,7 +233,7 @@ FLOAT16 = [
     "decode-4k", "decode-4k-mha", "decode-32k", "decode-b4-8k", "decode-short", "chunk-16", "chunk-64",
     "cross-77", "mask-pad", "mask-bool", "mask-add", "window-512",
 ]  # fmt: skip
-BFLOAT16 = [*FLOAT16, *(case.case for case in CASES if case.case.startswith(("hdim-", "bwd-")))]
+BFLOAT16 = [*FLOAT16, *(case.case for case in CASES if case.case.startswith(("hdim-", "bwd-", "layer-")))]
 
 OTHERS = {"fp64": DOUBLE, "bf16": BFLOAT16, "fp16": FLOAT16}  # the cases that are run in other dtypes too
 WORKLOADS = {workload.name: workload for workload in CASES}

@@ -7,6 +7,7 @@ from ._explain import Explanation, explain
 from ._forward import attention, attention_weights, merge, scaled_dot_product_attention
 from ._gradients import Gradients
 from ._kernels import build_info, kernels
+from ._layer import MultiHeadAttention
 from ._paged import PagedKVCache
 from ._rotary import rotary
 from ._varlen import attention_varlen
@@ -17,6 +18,7 @@ __all__ = [
     "Explanation",
     "Gradients",
     "KVCache",
+    "MultiHeadAttention",
     "PagedKVCache",
     "attention",
     "attention_backward",

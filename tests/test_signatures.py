@@ -54,6 +54,49 @@ CACHES = {
 VIEWS = {"KVCache": ("keys", "values", "lengths", "nbytes"), "PagedKVCache": ("free_pages", "nbytes")}
 
 
+LAYER = {
+    "MultiHeadAttention": (
+        "(embed_dim, num_heads, *, kv_heads=None, head_dim=None, value_dim=None, kdim=None, vdim=None, "
+        "in_proj_weight=None, q_proj_weight=None, k_proj_weight=None, v_proj_weight=None, in_proj_bias=None, "
+        "out_proj_weight, out_proj_bias=None, bias_k=None, bias_v=None, add_zero_attn=False, rotary=None, "
+        "qk_norm=None, batch_first=True, threads=None)"
+    ),
+    "MultiHeadAttention.__call__": (
+        "(self, x, context=None, *, value_context=None, causal=None, mask=None, bias=None, window=None, cache=None, "
+        "sequences=None, cu_seqlens=None, kv_lengths=None, q_offset=None, scale=None, softcap=None, sinks=None, "
+        "alibi_slopes=None, positions=None, return_weights=False, threads=None)"
+    ),
+    "MultiHeadAttention.from_torch": (
+        "(module, *, num_heads=None, prefix='', batch_first=None, add_zero_attn=None, rotary=None, qk_norm=None, "
+        "threads=None)"
+    ),
+    "MultiHeadAttention.from_keras": "(layer, *, prefix='', rotary=None, qk_norm=None, threads=None)",
+    "MultiHeadAttention.from_flax": "(params, *, rotary=None, qk_norm=None, threads=None)",
+    "MultiHeadAttention.new_cache": "(self, batch=1, **options)",
+}
+
+
+def parameters(function):
+    """Without annotations."""
+    every = inspect.signature(function).parameters.items()
+    return {name: parameter.replace(annotation=inspect.Parameter.empty) for name, parameter in every}
+
+
+@pytest.mark.parametrize("name, signature", LAYER.items(), ids=LAYER)
+def test_signature_of_the_layer(name, signature):
+    found = operator.attrgetter(name)(sdpa)
+    assert str(inspect.Signature(list(parameters(found).values()))) == signature
+    assert inspect.getdoc(found)
+
+
+def test_the_oracle_has_the_layer_without_caches():
+    assert parameters(reference.MultiHeadAttention) == parameters(sdpa.MultiHeadAttention)
+    own, given = (parameters(module.MultiHeadAttention.__call__) for module in (reference, sdpa))
+    assert own.pop("dtype").default is None
+    assert own.items() == given.items() - {(name, given[name]) for name in ("cache", "sequences", "cu_seqlens")}
+    assert list(own) == [name for name in given if name in own]
+
+
 @pytest.mark.parametrize("name, signature", CACHES.items(), ids=CACHES)
 def test_signature_of_caches(name, signature):
     found = operator.attrgetter(name)(sdpa)

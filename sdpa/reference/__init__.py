@@ -35,10 +35,12 @@ from ._attention import (
     merge,
     scaled_dot_product_attention,
 )
+from ._layer import MultiHeadAttention
 from ._rotary import rotary
 
 __all__ = [
     "Gradients",
+    "MultiHeadAttention",
     "attention",
     "attention_backward",
     "attention_varlen",

@@ -1,0 +1,253 @@
+"""Multi-head attention with its weights: projections, attention, and the projection of what the heads found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from . import _layer_weights, _threads
+from ._cache import KVCache
+from ._cache_store import whole_number
+from ._layer_call import attend, heads, inputs, turn
+from ._layer_keys import keys_for
+from ._layer_parts import Norm, extra_keys, flag, input_weights, rotary_options, vector_or_none, weight_array
+from ._linear import Linear
+from ._paged import PagedKVCache
+
+Rotary: TypeAlias = "bool | float | dict[str, Any] | None"
+QKNorm: TypeAlias = "bool | Sequence[ArrayLike] | dict[str, Any] | None"
+
+
+class MultiHeadAttention:
+    """Multi-head attention: heads of queries from x and of keys and values from x or a context, attention, and a
+    projection of all heads together.
+
+        query   Wq x + bq         num_heads, of head_dim
+        key     Wk context + bk   kv_heads, of head_dim;  query head h uses number h // (num_heads / kv_heads)
+        value   Wv context + bv   kv_heads, of value_dim
+        result  Wo (what attention gives for all heads, one after the other) + bo
+
+    Weights have the layout of PyTorch, (out, in), and any float dtype.  They are not copied where that can be avoided,
+    and must not change afterwards.  `from_torch`, `from_keras` and `from_flax` take those of trained layers.
+
+    Parameters
+    ----------
+    embed_dim, num_heads : the size of x; the number of query heads.
+    kv_heads : number of key and value heads, a divisor of num_heads.  Default num_heads.
+    head_dim, value_dim : sizes of a key and of a value.  Default embed_dim / num_heads, and head_dim.
+    kdim, vdim : sizes of the contexts that keys and values come from.  Default embed_dim.
+    in_proj_weight : (num_heads * head_dim + kv_heads * (head_dim + value_dim), embed_dim): Wq, Wk and Wv on top of one
+        another.
+    q_proj_weight, k_proj_weight, v_proj_weight : the same, each on its own: for other kdim or vdim.
+    in_proj_bias : bq, bk and bv in one; or None.
+    out_proj_weight : Wo, (out_dim, num_heads * value_dim).
+    out_proj_bias : bo, (out_dim); or None.
+    bias_k, bias_v : (kv_heads * head_dim) and (kv_heads * value_dim): one more key and value, which every query sees,
+        whatever masks, lengths and windows say.  It has no position, is not normed, and is not kept in caches.
+    add_zero_attn : one more such key and value, of zeros.
+    rotary : rotary embedding of queries and keys: True, a base, or a dict of base, interleaved and dim, as of `rotary`.
+    qk_norm : norm of each query and key by its root mean square, before the rotary embedding: True, a pair of weights
+        (head_dim) for queries and keys, or a dict with any of query, key, eps (default 1e-6) and center.  center=True
+        takes the mean off first, as LayerNorm does.  Unit length (L2) is weights of 1 / sqrt(head_dim).
+    batch_first : False: arrays are (M, B, size) instead of (B, M, size).
+    threads : default of that option of calls.
+
+    All of these can be read as attributes; weights are read-only there, and in_proj_weight is None where sizes differ.
+
+    >>> import numpy as np, sdpa
+    >>> rng = np.random.default_rng(0)
+    >>> layer = sdpa.MultiHeadAttention(
+    ...     64, 4, kv_heads=2, rotary=True, in_proj_weight=rng.standard_normal((128, 64), np.float32) / 8,
+    ...     out_proj_weight=rng.standard_normal((64, 64), np.float32) / 8)
+    >>> layer
+    <sdpa.MultiHeadAttention 64 to 64, 4 heads of 16 on 2, float32, rotary>
+    >>> x = rng.standard_normal((2, 10, 64), np.float32)
+    >>> whole = layer(x, causal=True)
+    >>> cache = layer.new_cache(batch=2)
+    >>> steps = [layer(x[:, i : i + 1], cache=cache) for i in range(10)]      # token by token
+    >>> bool(abs(np.concatenate(steps, axis=1) - whole).max() < 1e-5)
+    True
+    """
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, *, kv_heads: int | None = None, head_dim: int | None = None,
+        value_dim: int | None = None, kdim: int | None = None, vdim: int | None = None,
+        in_proj_weight: ArrayLike | None = None, q_proj_weight: ArrayLike | None = None,
+        k_proj_weight: ArrayLike | None = None, v_proj_weight: ArrayLike | None = None,
+        in_proj_bias: ArrayLike | None = None, out_proj_weight: ArrayLike, out_proj_bias: ArrayLike | None = None,
+        bias_k: ArrayLike | None = None, bias_v: ArrayLike | None = None, add_zero_attn: bool = False,
+        rotary: Rotary = None, qk_norm: QKNorm = None, batch_first: bool = True, threads: int | None = None,
+    ) -> None:  # fmt: skip
+        self._take_sizes(embed_dim, num_heads, kv_heads, head_dim, value_dim, kdim, vdim)
+        rows = self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim
+        self.in_proj_weight, separate = input_weights(
+            in_proj_weight, (q_proj_weight, k_proj_weight, v_proj_weight), rows, (self.embed_dim, self.kdim, self.vdim)
+        )
+        self.q_proj_weight, self.k_proj_weight, self.v_proj_weight = separate
+        self._ends = np.cumsum([0, *rows]).tolist()
+        self.in_proj_bias = vector_or_none("in_proj_bias", in_proj_bias, sum(rows), "as many as in_proj has rows")
+        heads = self.num_heads * self.value_dim
+        axes = "(out_dim, num_heads * value_dim)"
+        self.out_proj_weight = weight_array("out_proj_weight", out_proj_weight, (None, heads), axes)
+        self.out_dim = len(self.out_proj_weight)
+        axes = "as many as out_proj_weight has rows"
+        self.out_proj_bias = vector_or_none("out_proj_bias", out_proj_bias, self.out_dim, axes)
+        self.bias_k = vector_or_none("bias_k", bias_k, rows[1], "(kv_heads * head_dim,)")
+        self.bias_v = vector_or_none("bias_v", bias_v, rows[2], "(kv_heads * value_dim,)")
+        self.add_zero_attn = flag("add_zero_attn", add_zero_attn)
+        self._extra = extra_keys(self)
+        self.rotary, self._rotary = rotary, rotary_options(rotary, self.head_dim)
+        self.qk_norm, self._norm = qk_norm, None if qk_norm is None else Norm(qk_norm, self.head_dim)
+        self.batch_first = flag("batch_first", batch_first)
+        _threads.count(threads)
+        self.threads = threads
+        self._out = Linear(self.out_proj_weight, self.out_proj_bias)
+        # By (first, last): those of query, key and value (0, 1, 2) that one call projects together.
+        self._in: dict[tuple[int, int], Linear] = {}
+
+    def _take_sizes(self, embed_dim, num_heads, kv_heads, head_dim, value_dim, kdim, vdim):
+        self.embed_dim = whole_number("embed_dim", embed_dim)
+        self.num_heads = whole_number("num_heads", num_heads)
+        self.kv_heads = self.num_heads if kv_heads is None else whole_number("kv_heads", kv_heads)
+        if self.num_heads % self.kv_heads:
+            raise ValueError(f"num_heads is {num_heads} and kv_heads {kv_heads}: num_heads must be a multiple of it")
+        if head_dim is None and self.embed_dim % self.num_heads:
+            raise ValueError(
+                f"embed_dim is {embed_dim} and num_heads {num_heads}: embed_dim must be a multiple of it, "
+                "or head_dim given"
+            )
+        self.head_dim = self.embed_dim // self.num_heads if head_dim is None else whole_number("head_dim", head_dim)
+        self.value_dim = self.head_dim if value_dim is None else whole_number("value_dim", value_dim)
+        self.kdim = self.embed_dim if kdim is None else whole_number("kdim", kdim)
+        self.vdim = self.embed_dim if vdim is None else whole_number("vdim", vdim)
+
+    @classmethod
+    def from_torch(
+        cls, module: Any, *, num_heads: int | None = None, prefix: str = "", batch_first: bool | None = None,
+        add_zero_attn: bool | None = None, rotary: Rotary = None, qk_norm: QKNorm = None, threads: int | None = None,
+    ) -> MultiHeadAttention:  # fmt: skip
+        """The layer of a torch.nn.MultiheadAttention, or of its state dict: tensors, or NumPy arrays.
+
+        num_heads : needed with a state dict.
+        prefix : of the names to take, where the state dict is of a whole model: "encoder.layers.0.self_attn.".
+        batch_first, add_zero_attn : defaults: those of the module; with a state dict, True and False.
+
+        Results are those of the module in eval mode, without dropout.  In a mask of this library True means may
+        attend, in one of that module may not.
+        """
+        options = _layer_weights.of_torch(module, num_heads, prefix, batch_first, add_zero_attn)
+        return cls(**options, rotary=rotary, qk_norm=qk_norm, threads=threads)
+
+    @classmethod
+    def from_keras(
+        cls, layer: Any, *, prefix: str = "", rotary: Rotary = None, qk_norm: QKNorm = None, threads: int | None = None
+    ) -> MultiHeadAttention:
+        """The layer of a keras.layers.MultiHeadAttention or GroupQueryAttention, or of its weights: the list that
+        get_weights() gives, or a dict of "query/kernel", "query/bias", "key/kernel", ..., "attention_output/bias",
+        which may be nested.
+
+        prefix : of the names to take from a dict: "decoder/self_attention/".
+
+        The arguments of calls are (query, value, key) there, and (x, context, value_context) here: query, key, value.
+        """
+        return cls(**_layer_weights.of_keras(layer, prefix), rotary=rotary, qk_norm=qk_norm, threads=threads)
+
+    @classmethod
+    def from_flax(
+        cls, params: Any, *, rotary: Rotary = None, qk_norm: QKNorm = None, threads: int | None = None
+    ) -> MultiHeadAttention:
+        """The layer of the parameters of a flax.linen.MultiHeadDotProductAttention, or of the nnx.Param state of a
+        flax.nnx.MultiHeadAttention: {"query": {"kernel", "bias"}, "key": ..., "value": ..., "out": ...}, in "params" or
+        not.  query_ln and key_ln, if there, become qk_norm.
+        """
+        options = _layer_weights.of_flax(params)
+        if qk_norm is not None:
+            if "qk_norm" in options:
+                raise ValueError(f"qk_norm is {qk_norm!r} and params have query_ln and key_ln: qk_norm must be None")
+            options["qk_norm"] = qk_norm
+        return cls(**options, rotary=rotary, threads=threads)
+
+    def new_cache(self, batch: int = 1, **options: Any) -> KVCache:
+        """An empty KVCache for the keys and values of this layer; options as there (dtype, capacity, window, ...)."""
+        return KVCache(batch, self.kv_heads, self.head_dim, value_dim=self.value_dim, **options)
+
+    def __call__(
+        self, x: ArrayLike, context: ArrayLike | None = None, *, value_context: ArrayLike | None = None,
+        causal: bool | None = None, mask: ArrayLike | None = None, bias: ArrayLike | None = None,
+        window: Sequence[int | None] | None = None, cache: KVCache | PagedKVCache | None = None,
+        sequences: int | Sequence[int] | None = None, cu_seqlens: ArrayLike | None = None,
+        kv_lengths: ArrayLike | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
+        softcap: float | None = None, sinks: ArrayLike | None = None, alibi_slopes: ArrayLike | None = None,
+        positions: ArrayLike | None = None, return_weights: bool = False, threads: int | None = None,
+    ) -> Any:  # fmt: skip
+        """x (B, M, embed_dim) gives (B, M, out_dim); without B, both are.
+
+        float16, bfloat16 (of ml_dtypes), float32 or float64.  The result has the dtype of x, and so do queries, keys
+        and values; sums are float32 at least.  The options are those of `attention`, but for
+
+        context : (B, N, kdim), or with 1 for B or without it: what keys come from.  Default x: self-attention.
+        value_context : (B, N, vdim): what values come from.  Default context.
+        causal : default False; with a cache, in self-attention, True.
+        cache : a KVCache, as `new_cache` gives it, with a batch of B.  The keys and values of this call are appended,
+            and queries attend to all that are there.  With a context that was appended before, give one of no rows.
+            Or a PagedKVCache: x (T, embed_dim) then has the rows of `sequences`, one or a list, packed; sequence b has
+            those from cu_seqlens[b] to cu_seqlens[b + 1], by default one each.  A call that fails appends nothing.
+        kv_lengths : (B).  Rows of the context (of x, in self-attention) at and past the length do not exist: they are
+            not attended to, nor appended to a cache.
+        q_offset : position of query 0.  In self-attention queries stand where their keys do: by default, row i at
+            i + what was in the cache before.  With a context, the default is that of `attention`: the last query
+            stands at the last key.
+        positions : of the rows of x, for the rotary embedding alone, as of `rotary`: a number, (M), (B, M).  Default:
+            where they stand for masks.
+        return_weights : also return the weights (B, num_heads, M, N), N including what was in the cache.  The keys of
+            bias_k and add_zero_attn come last.  Not with a window or int8 in the cache, nor with pages.
+        """
+        x, context, value_context, batched = inputs(self, x, context, value_context, cache)
+        if positions is not None and self._rotary is None:
+            raise ValueError(f"positions is {positions!r}: without rotary it must be None")
+        if return_weights is not True and return_weights is not False:
+            raise TypeError(f"return_weights is {return_weights!r}: it must be True or False")
+        threads = self.threads if threads is None else threads
+        place = keys_for(cache, sequences, cu_seqlens, x=x, own=context is None, kv_lengths=kv_lengths, layer=self)
+        if return_weights:
+            place.check_weights()
+        query, key, value = heads(self, x, context, value_context, threads)
+        if self._norm is not None:
+            self._norm.apply(query, key)
+        if self._rotary is not None:
+            turn(self, query, key, place, context is None, positions, q_offset, threads)
+        place.append(key, value)
+        try:
+            out, weights = attend(
+                query, place, self._extra, return_weights, mask=mask, bias=bias,
+                causal=place.causal if causal is None else causal, window=window, q_offset=q_offset, scale=scale,
+                softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=threads,
+            )  # fmt: skip
+            out = out.swapaxes(1, 2)  # (B, M, num_heads, value_dim) lies in this order
+            out = self._out(out.reshape(*out.shape[:2], self.num_heads * self.value_dim), threads)
+        except BaseException:
+            place.undo()
+            raise
+        if not batched:
+            out, weights = out[0], None if weights is None else weights[0]
+        elif not self.batch_first:
+            out = out.swapaxes(0, 1)
+        return (out, weights) if return_weights else out
+
+    def __repr__(self):
+        heads = f"{self.num_heads} heads of {self.head_dim}"
+        if self.value_dim != self.head_dim:
+            heads += f" and {self.value_dim}"
+        if self.kv_heads != self.num_heads:
+            heads += f" on {self.kv_heads}"
+        parts = [f"{self.embed_dim} to {self.out_dim}", heads]
+        if (self.kdim, self.vdim) != (self.embed_dim, self.embed_dim):
+            parts.append(f"contexts of {self.kdim} and {self.vdim}")
+        parts.append(self.q_proj_weight.dtype.name)
+        named = dict(rotary=self._rotary, qk_norm=self._norm, bias_kv=self.bias_k)
+        parts += [name for name, there in named.items() if there is not None]
+        parts += ["add_zero_attn"] * bool(self.add_zero_attn) + ["batch second"] * (not self.batch_first)
+        return f"<sdpa.MultiHeadAttention {', '.join(parts)}>"

@@ -1,0 +1,134 @@
+"""What a call of a layer does: checks of the inputs, heads, rotary embedding, and attention with the extra keys."""
+
+import numpy as np
+
+from ._forward import attention, attention_weights, merge
+from ._layer_parts import joined
+from ._linear import Linear
+from ._paged import PagedKVCache
+from ._problem import FLOATS, is_float, plain_array
+from ._rotary import rotary
+
+
+def inputs(layer, x, context, value_context, cache):
+    """The three as (B, rows, size), None where not given, and whether x had the axis B."""
+    if value_context is not None and context is None:
+        raise ValueError("value_context is given and context is None: it must be given too")
+    x = _rows("x", x, layer.embed_dim)
+    batched = x.ndim == 3
+    if batched and isinstance(cache, PagedKVCache):
+        raise ValueError(f"x has shape {x.shape}: with a PagedKVCache it must be (rows, {layer.embed_dim})")
+    turned = batched and not layer.batch_first
+    if context is None:
+        _widths_match(layer, "context", layer.embed_dim, layer.kdim, layer.vdim)
+        return x.swapaxes(0, 1) if turned else x if batched else x[None], None, None, batched
+    given = [x, _rows("context", context, layer.kdim)]
+    if value_context is None:
+        _widths_match(layer, "value_context", layer.kdim, layer.vdim)
+    else:
+        given.append(_rows("value_context", value_context, layer.vdim))
+    x, *others = (
+        rows[None] if rows.ndim == 2 else rows if layer.batch_first else rows.swapaxes(0, 1) for rows in given
+    )
+    for name, rows in zip(("context", "value_context"), others):
+        if rows.dtype != x.dtype:
+            raise TypeError(f"{name} has dtype {rows.dtype} and x {x.dtype}: they must be equal")
+        if len(rows) not in (1, len(x)):
+            raise ValueError(f"{name} has a batch of {len(rows)} and x one of {len(x)}: it must be the same, or 1")
+    if others[0].shape[:2] != others[-1].shape[:2]:
+        (batch, count), (value_batch, value_count) = (rows.shape[:2] for rows in others)
+        raise ValueError(
+            f"context has {count} rows in a batch of {batch} and value_context {value_count} in one of {value_batch}: "
+            "they must be equal"
+        )
+    return x, others[0], others[1] if len(others) == 2 else None, batched
+
+
+def _rows(name, given, size):
+    rows = plain_array(name, given)
+    if not is_float(rows.dtype):
+        raise TypeError(f"{name} has dtype {rows.dtype}: it must be {' or '.join(FLOATS)}, in native byte order")
+    if rows.ndim not in (2, 3) or rows.shape[-1] != size:
+        raise ValueError(f"{name} has shape {rows.shape}: it must have two or three axes, the last one of {size}")
+    return rows
+
+
+def _widths_match(layer, name, *widths):
+    if len(set(widths)) > 1:
+        raise ValueError(
+            f"{name} is None, and embed_dim, kdim and vdim are {layer.embed_dim}, {layer.kdim}, {layer.vdim}: "
+            "it must be given"
+        )
+
+
+def heads(layer, x, context, value_context, threads):
+    """Query (B, H, M, D), key (B, G, N, D) and value (B, G, N, E), as views of what the projections gave."""
+    if context is None:
+        return _project(layer, 0, 3, x, threads)
+    query = _project(layer, 0, 1, x, threads)
+    if value_context is None:
+        return query + _project(layer, 1, 3, context, threads)
+    return query + _project(layer, 1, 2, context, threads) + _project(layer, 2, 3, value_context, threads)
+
+
+def _project(layer, first, last, rows, threads):
+    """Of query, key and value (0, 1, 2) those from `first` to `last`, as (B, heads, rows, size)."""
+    begin, *ends = layer._ends[first : last + 1]
+    linear = layer._in.get((first, last))
+    if linear is None:
+        linear = layer._in[first, last] = _linear(layer, first, last)
+    result = linear(rows, threads)
+    found = []
+    for end, size in zip(ends, (layer.head_dim, layer.head_dim, layer.value_dim)[first:last]):
+        part = result[..., begin - layer._ends[first] : end - layer._ends[first]]
+        found.append(part.reshape(*part.shape[:2], (end - begin) // size, size).swapaxes(1, 2))
+        begin = end
+    return found
+
+
+def _linear(layer, first, last):
+    rows = slice(layer._ends[first], layer._ends[last])
+    if layer.in_proj_weight is not None:
+        weight = layer.in_proj_weight[rows]
+    else:
+        weight = joined([layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight][first:last])
+    return Linear(weight, None if layer.in_proj_bias is None else layer.in_proj_bias[rows])
+
+
+def turn(layer, query, key, place, own, positions, q_offset, threads):
+    """Rotary embedding in place; own: it is self-attention."""
+    count, key_count = query.shape[2], key.shape[2]
+    at_key = place.places(place.before, key_count)
+    if positions is not None:
+        at = positions
+        at_key = positions if own else at_key
+    elif q_offset is not None:
+        at = place.places(q_offset, count)
+    else:
+        at = at_key if own else place.places(place.total(key_count) - count, count)
+    rotary(query, at, out=query, threads=threads, **layer._rotary)
+    rotary(key, at_key, out=key, threads=threads, **layer._rotary)
+
+
+def attend(query, place, extra, return_weights, **options):
+    """out (B, H, M, E), and the weights (B, H, M, N) or None."""
+    if extra is None:
+        out = place.attend(query, **options)
+        return out, place.weights(query, **options) if return_weights else None
+    # The extra keys are a part of their own, which no mask concerns.  It has the sinks, as it always sees something.
+    key, value = (rows.astype(query.dtype) for rows in extra)
+    of_extra = {name: options[name] for name in ("scale", "softcap", "sinks", "threads")}
+    options["sinks"] = None
+    out, lse = place.attend(query, return_lse=True, **options)
+    extra_out, extra_lse = attention(query, key, value, return_lse=True, **of_extra)
+    weights = None
+    merged, both = merge([out, extra_out], [lse, extra_lse])
+    if return_weights:
+        parts = (place.weights(query, **options), lse), (attention_weights(query, key, **of_extra), extra_lse)
+        weights = np.concatenate([_share(*part, both) for part in parts], axis=-1)
+    return merged, weights
+
+
+def _share(weights, lse, both):
+    with np.errstate(invalid="ignore"):
+        return (weights * np.exp(lse - both)[..., None]).astype(weights.dtype)

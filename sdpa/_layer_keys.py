@@ -1,0 +1,171 @@
+"""Where the keys and values are that a layer attends to: those of the call alone, or with earlier ones in a cache.
+
+Each place has `causal`, its default of that option; `before`, how many tokens there were before those of the call, and
+`total(count)`, how many there are with the `count` rows of the call, an int or one for each batch; `places(first,
+count)`, the positions of rows that begin at `first`, as `rotary` takes them; and `undo()`, for a call that fails.
+"""
+
+import numpy as np
+
+from ._cache import KVCache
+from ._forward import attention, attention_weights
+from ._paged import PagedKVCache
+from ._problem import _whole_numbers
+
+
+def keys_for(cache, sequences, cu_seqlens, *, x, own, kv_lengths, layer):
+    """The place that the arguments of a call mean.  x (B, M, embed_dim); own: it is self-attention."""
+    if not isinstance(cache, PagedKVCache):
+        for name, given in ("sequences", sequences), ("cu_seqlens", cu_seqlens):
+            if given is not None:
+                raise ValueError(f"{name} is {given!r}: without a PagedKVCache as cache it must be None")
+    if cache is None:
+        return CallKeys(own, kv_lengths, len(x))
+    if not isinstance(cache, (KVCache, PagedKVCache)):
+        raise TypeError(f"cache is of type {type(cache).__name__}: it must be a KVCache or PagedKVCache, or None")
+    sizes = cache.kv_heads, cache.head_dim, cache.value_dim
+    wanted = layer.kv_heads, layer.head_dim, layer.value_dim
+    if sizes != wanted:
+        raise ValueError(
+            f"cache has kv_heads, head_dim and value_dim {sizes}: they must be those of the layer, {wanted}"
+        )
+    if isinstance(cache, PagedKVCache):
+        return PagedKeys(cache, sequences, cu_seqlens, x.shape[1], own, kv_lengths)
+    if len(x) != cache.batch:
+        raise ValueError(f"x has a batch of {len(x)} and cache one of {cache.batch}: they must be equal")
+    return CachedKeys(cache, own, kv_lengths)
+
+
+def _places(first, count, batch):
+    """Positions of `count` rows: of the first one, if it is the same in all batches, else (B, count)."""
+    if type(first) is int:
+        return first
+    first = _whole_numbers("q_offset", first, (batch,))
+    if not first.size or (first == first[0]).all():
+        return int(first[0]) if first.size else 0
+    return first[:, None] + np.arange(count)
+
+
+class CallKeys:
+    """Those of the call alone."""
+
+    causal, before = False, 0
+
+    def __init__(self, own, kv_lengths, batch):
+        self.own, self.batch = own, batch
+        self.kv_lengths = None if kv_lengths is None else _whole_numbers("kv_lengths", kv_lengths, (batch,))
+
+    def places(self, first, count):
+        return _places(first, count, self.batch)
+
+    def append(self, key, value):
+        self.key, self.value = key, value
+
+    def undo(self):
+        pass
+
+    def total(self, count):
+        return count if self.kv_lengths is None else self.kv_lengths
+
+    def attend(self, query, **options):
+        return attention(query, self.key, self.value, **self._placed(options))
+
+    def check_weights(self):
+        pass
+
+    def weights(self, query, **options):
+        return attention_weights(query, self.key, **self._placed(options))
+
+    def _placed(self, options):
+        if self.kv_lengths is None:
+            return options
+        if self.own and options["q_offset"] is None:
+            options = options | {"q_offset": 0}  # row i of x is query i and key i, whatever the padding
+        return options | {"kv_lengths": self.kv_lengths}
+
+
+class CachedKeys:
+    """Those in a KVCache, with those of the call appended."""
+
+    def __init__(self, cache, own, kv_lengths):
+        self.cache, self.own = cache, own
+        self.kv_lengths = None if kv_lengths is None else _whole_numbers("kv_lengths", kv_lengths, (cache.batch,))
+        self.causal = own
+        self.before = cache._length if cache._length >= 0 else cache.lengths.copy()
+
+    def places(self, first, count):
+        return _places(first, count, self.cache.batch)
+
+    def append(self, key, value):
+        if len(key) != self.cache.batch or len(value) != self.cache.batch:
+            key, value = (np.broadcast_to(x, (self.cache.batch, *x.shape[1:])) for x in (key, value))
+        self.cache.append(key, value, self.kv_lengths)
+
+    def undo(self):
+        self.cache.truncate(self.before)
+
+    def total(self, count):
+        return self.before + (count if self.kv_lengths is None else self.kv_lengths)
+
+    def attend(self, query, **options):
+        return self.cache.attend(query, **self._placed(query, options))
+
+    def check_weights(self):
+        if self.cache.window is not None or self.cache.dtype == np.int8:
+            raise ValueError(f"return_weights is True and cache {self.cache}: it must have no window and not be int8")
+
+    def weights(self, query, **options):
+        options = self._placed(query, options)
+        if options["q_offset"] is None:
+            options["q_offset"] = self.cache.lengths - query.shape[-2]
+        return attention_weights(query, self.cache.keys, kv_lengths=self.cache.lengths, **options)
+
+    def _placed(self, query, options):
+        if self.kv_lengths is None or options["q_offset"] is not None:
+            return options
+        return options | {"q_offset": self.before if self.own else self.cache.lengths - query.shape[-2]}
+
+
+class PagedKeys:
+    """Those of sequences in a PagedKVCache, with those of the call appended; its rows are packed, (1, heads, T, D)."""
+
+    causal = True
+
+    def __init__(self, cache, sequences, cu_seqlens, rows, own, kv_lengths):
+        if sequences is None:
+            raise ValueError(
+                "sequences is None: with a PagedKVCache it must be one of its sequences, or a list of them"
+            )
+        if not own:
+            raise ValueError("context is given: with a PagedKVCache it must be None")
+        if kv_lengths is not None:
+            raise ValueError(f"kv_lengths is {kv_lengths}: with a PagedKVCache it must be None")
+        self.cache = cache
+        one, states = cache._find_all(sequences)
+        self.sequences = [sequences] if one else list(sequences)
+        begins = cache._starts("cu_seqlens", cu_seqlens, "x", rows, len(states), one)
+        self.counts = np.diff(begins)
+        self.within = np.arange(rows) - np.repeat(begins[:-1], self.counts)
+        self.begins = None if (self.counts == 1).all() else begins  # the default, which has a shorter way
+        self.before = np.array([state.length for state in states], np.int64)
+
+    def places(self, first, count):
+        return np.repeat(_whole_numbers("q_offset", first, self.before.shape), self.counts) + self.within
+
+    def append(self, key, value):
+        self.cache.append(self.sequences, key[0].swapaxes(0, 1), value[0].swapaxes(0, 1), self.begins)
+
+    def undo(self):
+        for sequence, length in zip(self.sequences, self.before.tolist()):
+            self.cache.truncate(sequence, length)
+
+    def attend(self, query, return_lse=False, **options):
+        result = self.cache.attend(
+            query[0].swapaxes(0, 1), self.sequences, cu_seqlens_q=self.begins, return_lse=return_lse, **options
+        )
+        if return_lse:
+            return result[0].swapaxes(0, 1)[None], result[1].T[None]
+        return result.swapaxes(0, 1)[None]
+
+    def check_weights(self):
+        raise ValueError("return_weights is True and cache a PagedKVCache: with that it must be False")

@@ -1,0 +1,161 @@
+"""What a layer is made of, checked: its sizes, its weights, the norm of queries and keys, and the rotary embedding."""
+
+import math
+
+import numpy as np
+
+from ._problem import FLOATS, is_float, plain_array, sum_dtype
+from ._rotary import rotary
+
+ROTARY = ("base", "interleaved", "dim")
+NORM = ("query", "key", "eps", "center")
+
+
+def weight_array(name, given, shape, axes):
+    """A read-only view, if `given` holds floats and has `shape`, in which None is any size.  `axes` says what it is."""
+    array = plain_array(name, given)
+    if not is_float(array.dtype):
+        raise TypeError(f"{name} has dtype {array.dtype}: it must be {' or '.join(FLOATS)}, in native byte order")
+    if array.ndim != len(shape) or any(want is not None and n != want for n, want in zip(array.shape, shape)):
+        wanted = ", ".join("any" if n is None else str(n) for n in shape) + "," * (len(shape) == 1)
+        raise ValueError(f"{name} has shape {array.shape}: it must be ({wanted}), {axes}")
+    array = array.view()
+    array.flags.writeable = False
+    return array
+
+
+def vector_or_none(name, given, size, axes):
+    return None if given is None else weight_array(name, given, (size,), axes)
+
+
+def flag(name, given):
+    if given is not True and given is not False and not isinstance(given, np.bool_):
+        raise TypeError(f"{name} is {given!r}: it must be True or False")
+    return bool(given)
+
+
+def input_weights(packed, separate, rows, widths):
+    """The weights of queries, keys and values, (packed or None, [three]), from one of both.
+
+    rows : how many each has.    widths : of what each is multiplied with.
+    """
+    names = ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
+    axes = ["(num_heads * head_dim, embed_dim)", "(kv_heads * head_dim, kdim)", "(kv_heads * value_dim, vdim)"]
+    alike = len(set(widths)) == 1
+    if packed is not None:
+        given = [name for name, weight in zip(names, separate) if weight is not None]
+        if given:
+            raise ValueError(f"in_proj_weight and {given[0]} are given: it must be in_proj_weight or the other three")
+        if not alike:
+            raise ValueError(
+                f"in_proj_weight is given and embed_dim, kdim and vdim are {', '.join(map(str, widths))}: "
+                "they must be equal, or q_proj_weight, k_proj_weight and v_proj_weight be given"
+            )
+        what = "(num_heads * head_dim + kv_heads * (head_dim + value_dim), embed_dim)"
+        packed = weight_array("in_proj_weight", packed, (sum(rows), widths[0]), what)
+    else:
+        missing = [name for name, weight in zip(names, separate) if weight is None]
+        if missing:
+            what = "in_proj_weight" if len(missing) == 3 else missing[0]
+            raise ValueError(f"{what} is missing: it must be in_proj_weight or all of {', '.join(names)}")
+        separate = [weight_array(*one) for one in zip(names, separate, zip(rows, widths), axes)]
+        if not alike:
+            return None, separate
+        packed = joined(separate)
+        packed.flags.writeable = False
+    ends = np.cumsum(rows)
+    return packed, np.split(packed, ends[:-1])
+
+
+def joined(weights):
+    """On top of one another, in a dtype that holds the numbers of all."""
+    if len({weight.dtype for weight in weights}) > 1:
+        wide = max((weight.dtype for weight in weights), key=lambda dtype: dtype.itemsize)
+        weights = [weight.astype(sum_dtype(wide)) for weight in weights]
+    return np.concatenate(weights)
+
+
+def extra_keys(layer):
+    """Keys (G, 1 or 2, D) and values (G, 1 or 2, E) that every query sees beside the others, or None."""
+    if (layer.bias_k is None) != (layer.bias_v is None):
+        given, missing = ("bias_k", "bias_v") if layer.bias_v is None else ("bias_v", "bias_k")
+        raise ValueError(f"{given} is given and {missing} is not: it must be both or none")
+    shapes = [(layer.kv_heads, 1, size) for size in (layer.head_dim, layer.value_dim)]
+    pairs = []
+    if layer.bias_k is not None:
+        pairs.append(
+            [bias.astype(np.float64).reshape(shape) for bias, shape in zip((layer.bias_k, layer.bias_v), shapes)]
+        )
+    if layer.add_zero_attn:
+        pairs.append([np.zeros(shape) for shape in shapes])
+    return tuple(np.concatenate(parts, axis=1) for parts in zip(*pairs)) or None
+
+
+class Norm:
+    """Root mean square norm of queries and keys, each head on its own; with `center` their mean is taken off first."""
+
+    def __init__(self, given, head_dim):
+        weights = {"query": None, "key": None}
+        self.eps, self.center = 1e-6, False
+        if isinstance(given, dict):
+            _known("qk_norm", given, NORM)
+            weights.update((name, given[name]) for name in weights if name in given)
+            self.eps = _eps(given.get("eps", self.eps))
+            self.center = flag("center of qk_norm", given.get("center", False))
+        elif isinstance(given, (tuple, list)) and len(given) == 2:
+            weights["query"], weights["key"] = given
+        elif given is not True:
+            raise TypeError(
+                f"qk_norm is {given!r}: it must be True, a pair of weights for query and key, "
+                f"a dict of {', '.join(NORM)}, or None"
+            )
+        self.query, self.key = (
+            None if weight is None else weight_array(f"{name} of qk_norm", weight, (head_dim,), "(head_dim,)")
+            for name, weight in weights.items()
+        )
+
+    def apply(self, query, key):
+        """In place, to (..., D)."""
+        for heads, weight in ((query, self.query), (key, self.key)):
+            wide = sum_dtype(heads.dtype)
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                x = heads.astype(wide)
+                if self.center:
+                    x -= x.mean(axis=-1, keepdims=True)
+                x /= np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + wide.type(self.eps))
+                heads[...] = x if weight is None else x * weight.astype(wide, copy=False)
+
+
+def _eps(given):
+    try:
+        eps = float(None if isinstance(given, (str, bytes, bool, np.bool_)) else given)
+    except (TypeError, ValueError):
+        raise TypeError(f"eps of qk_norm is {given!r}: it must be a number") from None
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps of qk_norm is {given}: it must be 0 or more, and finite")
+    return eps
+
+
+def rotary_options(given, head_dim):
+    """The options of `rotary` that are meant, checked; None for no rotary embedding."""
+    if given is None:
+        return None
+    if given is True:
+        options = {}
+    elif isinstance(given, dict):
+        _known("rotary", given, ROTARY)
+        options = dict(given)
+    elif isinstance(given, (int, float, np.integer, np.floating)) and not isinstance(given, bool):
+        options = {"base": given}
+    else:
+        raise TypeError(f"rotary is {given!r}: it must be True, a base, a dict of {', '.join(ROTARY)}, or None")
+    if head_dim % 2 and options.get("dim") is None:
+        raise ValueError(f"head_dim is {head_dim} and rotary {given!r}: head_dim must be even, or dim given in rotary")
+    rotary(np.zeros((0, head_dim)), 0, **options)  # checks them
+    return options
+
+
+def _known(name, given, names):
+    for key in given:
+        if key not in names:
+            raise TypeError(f"{name} has the key {key!r}: its keys must be among {', '.join(names)}")
