@@ -1,5 +1,8 @@
 """Scaled dot-product attention for NumPy on CPUs: softmax(Q K^T / sqrt(d)) V."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from . import reference
 from ._backward import attention_backward, attention_varlen_backward
 from ._cache import KVCache
@@ -11,6 +14,9 @@ from ._layer import MultiHeadAttention
 from ._paged import PagedKVCache
 from ._rotary import rotary
 from ._varlen import attention_varlen
+
+if TYPE_CHECKING:
+    from . import lab as lab
 
 __version__ = "0.1.0"
 
@@ -28,8 +34,20 @@ __all__ = [
     "build_info",
     "explain",
     "kernels",
+    "lab",
     "merge",
     "reference",
     "rotary",
     "scaled_dot_product_attention",
 ]
+
+
+def __getattr__(name):
+    """The laboratory is imported when it is first asked for."""
+    if name == "lab":
+        return importlib.import_module(".lab", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -1,10 +1,11 @@
-"""The command line: python -m sdpa info | demo."""
+"""The command line: python -m sdpa info | demo | lab."""
 
 import argparse
 
 import sdpa
 
 from . import _demo
+from .lab import _command
 
 
 def info():
@@ -24,8 +25,10 @@ def main():
         ("info", info, "what was built, and what of it this machine uses"),
         ("demo", _demo.demo, "a few calls against plain NumPy: the same numbers, and how much faster (a few seconds)"),
     ):
-        commands.add_parser(name, help=text, description=text).set_defaults(run=run)
-    parser.parse_args().run()
+        commands.add_parser(name, help=text, description=text).set_defaults(run=lambda _, run=run: run())
+    _command.add_to(commands)
+    arguments = parser.parse_args()
+    arguments.run(arguments)
 
 
 if __name__ == "__main__":

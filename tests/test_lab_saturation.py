@@ -10,7 +10,7 @@ from sdpa import reference
 from sdpa.lab import _gradients, _saturation
 from sdpa.lab._experiment import FALSE, HELD, PARTLY
 from sdpa.lab._gradients import BARE, LONGEST, MEAN, MEDIAN, ROOT, gradients, softmax_slopes
-from sdpa.lab._measures import check_lists, check_sizes, freezing, gap_rate, judged, sharpness
+from sdpa.lab._measures import freezing, gap_rate, judged, sharpness
 from sdpa.lab._saturation import FLAT, MODEL, saturation
 
 SATURATION = dict(dims=(1, 16, 64, 4096), keys=128, queries=64, seeds=6)
@@ -75,18 +75,6 @@ def test_judged():
     assert [judged(True, True), judged(True, np.False_), judged(False), judged(0 > 1, 1 > 2)] == [
         HELD, PARTLY, FALSE, FALSE,
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("given, error", [((0,), ValueError), ((), TypeError), ((1.5,), TypeError), (64, TypeError)])
-def test_check_lists(given, error):
-    with pytest.raises(error, match=r"dims is .*: (it|each) must be"):
-        check_lists(dims=given)
-
-
-@pytest.mark.parametrize("given, error", [(1, ValueError), (2.0, TypeError), ((2,), TypeError)])
-def test_check_sizes(given, error):
-    with pytest.raises(error, match=r"keys is .*: it must be"):
-        check_sizes(2, keys=given)
 
 
 # Both experiments.

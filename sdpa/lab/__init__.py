@@ -1,1 +1,33 @@
-"""The laboratory: experiments on attention, each a function that returns its numbers."""
+"""The laboratory: what holds of what is said about 1/√d_k, measured on the kernels of this library.
+
+Each experiment is a function that returns its numbers; `python -m sdpa lab` runs them all and writes a page with
+figures.  `heatmap` draws anybody's weights.  Figures need matplotlib: pip install 'sdpa[lab]'."""
+
+from . import _cosine, _gaps, _gradients, _heads, _saturation, _sentence, _steps, _variance
+from ._cosine import cosine
+from ._gaps import gaps
+from ._gradients import gradients
+from ._heads import heads
+from ._heatmap import heatmap
+from ._saturation import saturation
+from ._sentence import sentence
+from ._steps import steps
+from ._variance import variance
+
+# In the order of the page.
+EXPERIMENTS = tuple(
+    module.EXPERIMENT for module in (_steps, _variance, _gaps, _saturation, _gradients, _heads, _cosine, _sentence)
+)
+
+__all__ = [
+    "EXPERIMENTS",
+    "cosine",
+    "gaps",
+    "gradients",
+    "heads",
+    "heatmap",
+    "saturation",
+    "sentence",
+    "steps",
+    "variance",
+]

@@ -6,8 +6,8 @@ import numpy as np
 
 import sdpa
 
-from ._experiment import Experiment, Figure, Finding, Table
-from ._measures import DIMS, check_lists, check_sizes, freezing, judged, sharpness
+from ._experiment import Experiment, Figure, Finding, Table, check_lists, check_sizes
+from ._measures import DIMS, freezing, judged, sharpness
 from ._panels import lines_over
 
 ROOT, NORMED, FIXED = range(3)

@@ -1,6 +1,8 @@
 """Figures in one style, with matplotlib.  They are drawn in the colours of the light page; `_page.py` replaces each by
 the variable of the style sheet that is light or dark."""
 
+import importlib.util
+
 INK, MUTED, GRID, PAPER = "#1c1e21", "#5f6670", "#d9dde2", "#ffffff"
 COLOURS = ("#2563c9", "#c2410c", "#15803d", "#7e3bb5", "#a16207", "#0e7490")  # one per series, in this order
 
@@ -16,6 +18,7 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": GRID,
     "grid.linewidth": 0.6,
     "legend.frameon": False,
@@ -27,6 +30,12 @@ STYLE = {
     "axes.facecolor": "none",
 }
 DOTS_PER_INCH = 96
+EXTRA = "sdpa[lab]"
+
+
+def available():
+    """Whether matplotlib is there."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def style():

@@ -1,9 +1,14 @@
 """What an experiment consists of: a function that measures, and how its numbers are judged, tabulated and drawn."""
 
-from collections.abc import Callable
+import inspect
+import operator
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 HELD, PARTLY, FALSE = "held", "partly", "false"
+VERDICTS = {HELD: "held", PARTLY: "half true", FALSE: "false"}  # as people read them
+MARKS = {HELD: "✓", PARTLY: "◐", FALSE: "✗"}
 
 
 class Finding(NamedTuple):
@@ -43,3 +48,51 @@ class Experiment(NamedTuple):
     @property
     def name(self) -> str:
         return self.run.__name__
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The defaults of what can be chosen, by name."""
+        parameters = inspect.signature(self.run).parameters.values()
+        return {one.name: one.default for one in parameters if one.name != "progress"}
+
+
+class Run(NamedTuple):
+    """An experiment that was carried out."""
+
+    experiment: Experiment
+    chosen: dict[str, Any]  # the options that were given
+    numbers: Any
+    seconds: float
+
+
+def carry_out(experiment: Experiment, chosen: dict[str, Any], progress: Callable[[Iterable], Iterable] = iter) -> Run:
+    start = time.perf_counter()
+    numbers = experiment.run(**chosen, progress=progress)
+    return Run(experiment, chosen, numbers, time.perf_counter() - start)
+
+
+def check_sizes(least=1, **sizes):
+    """Each of the arguments is a whole number, `least` or more."""
+    for name, size in sizes.items():
+        if _whole(size) is None:
+            raise TypeError(f"{name} is {size!r}: it must be a whole number")
+        if size < least:
+            raise ValueError(f"{name} is {size!r}: it must be {least} or more")
+
+
+def check_lists(least=1, **lists):
+    """Each of the arguments is a tuple, or a list, of such numbers, and not empty."""
+    for name, sizes in lists.items():
+        if not isinstance(sizes, tuple | list) or any(_whole(size) is None for size in sizes):
+            raise TypeError(f"{name} is {sizes!r}: it must be a tuple of whole numbers")
+        if not sizes:
+            raise ValueError(f"{name} is empty: it must hold at least one number")
+        if min(sizes) < least:
+            raise ValueError(f"{name} is {sizes!r}: each must be {least} or more")
+
+
+def _whole(size):
+    try:
+        return operator.index(None if isinstance(size, bool) else size)
+    except TypeError:
+        return None

@@ -6,8 +6,8 @@ import numpy as np
 
 import sdpa
 
-from ._experiment import Experiment, Figure, Finding, Table
-from ._measures import DIMS, check_lists, check_sizes, gap_rate, judged
+from ._experiment import Experiment, Figure, Finding, Table, check_lists, check_sizes
+from ._measures import DIMS, gap_rate, judged
 from ._panels import lines_over
 
 SCALES = "1", "1/√d_k"

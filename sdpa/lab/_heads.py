@@ -6,8 +6,8 @@ import numpy as np
 
 import sdpa
 
-from ._experiment import Experiment, Figure, Finding, Table
-from ._measures import check_lists, check_sizes, judged, sharpness
+from ._experiment import Experiment, Figure, Finding, Table, check_lists, check_sizes
+from ._measures import judged, sharpness
 from ._panels import lines_over
 
 SCALES = "1", "1/√d_k", "1/√d"

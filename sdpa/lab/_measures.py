@@ -1,7 +1,7 @@
 """How sharp rows of weights are, and what is expected of the softmax of N independent normal scores."""
 
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,25 +36,6 @@ def gap_rate(keys: int) -> float:
     x = np.linspace(-10, 10, 2001)
     density, below = (np.array([function(each) for each in x]) for function in (normal.pdf, normal.cdf))
     return float(keys * (keys - 1) * (density**2 * below ** (keys - 2)).sum() * (x[1] - x[0]))
-
-
-def check_sizes(least: int = 1, **sizes: object) -> None:
-    """Each of the arguments is an int of at least `least`."""
-    for name, given in sizes.items():
-        if not isinstance(given, (int, np.integer)):
-            raise TypeError(f"{name} is {given!r}: it must be an int")
-        if given < least:
-            raise ValueError(f"{name} is {given!r}: it must be at least {least}")
-
-
-def check_lists(**lists: Any) -> None:
-    """Each of the arguments is a tuple, or a list, of at least one positive int."""
-    for name, given in lists.items():
-        several = isinstance(given, (tuple, list)) and len(given) > 0
-        if not several or not all(isinstance(size, (int, np.integer)) for size in given):
-            raise TypeError(f"{name} is {given!r}: it must be a tuple of int")
-        if min(given) < 1:
-            raise ValueError(f"{name} is {given!r}: each must be at least 1")
 
 
 def judged(*conditions: object) -> str:

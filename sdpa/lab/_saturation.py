@@ -7,8 +7,8 @@ import numpy as np
 import sdpa
 
 from ._drawing import INK
-from ._experiment import Experiment, Figure, Finding, Table
-from ._measures import DIMS, check_lists, check_sizes, freezing, gap_rate, judged, sharpness
+from ._experiment import Experiment, Figure, Finding, Table, check_lists, check_sizes
+from ._measures import DIMS, freezing, gap_rate, judged, sharpness
 from ._panels import lines_over
 
 SCALES = "1", "1/√d_k", "1/d_k", "1/√d_model"

@@ -1,5 +1,6 @@
 """Means with a confidence band."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -27,3 +28,15 @@ def band(samples, axis=0):
     quantile = QUANTILES[count - 2] if count - 2 < len(QUANTILES) else NORMAL_QUANTILE
     half = quantile * samples.std(axis=axis, ddof=1) / np.sqrt(count)
     return Band(mean, mean - half, mean + half)
+
+
+def shown(band, index=()):
+    """One mean of a band as "4138 ± 102": with two digits of half the width."""
+    mean, half = float(band.mean[index]), float(band.high[index] - band.mean[index])
+    digits = max(0, 1 - math.floor(math.log10(half))) if half > 0 else 4
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"
+
+
+def agrees(band, expected):
+    """Whether all expected means lie in bands of twice the width: of many 95 % bands some miss, of these hardly one."""
+    return bool(np.all(np.abs(band.mean - expected) <= 2 * (band.high - band.mean)))
