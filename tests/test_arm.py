@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from conftest import MIXED, PAIRS_OF_BFLOAT16, WIDE, arithmetic, bfloat16, eps, float16, float32, float64
 from test_backward import assert_all_same, assert_struck_alike, judge, judge_packed, problem
+from test_linear import assert_accurate
+from test_linear import draw as draw_linear
 
 import sdpa
 from sdpa import _core, _kernels, reference
@@ -550,3 +552,39 @@ def test_arm_int8(arm, isa, dtype, case):
 @each_int8(sdpa.kernels())
 def test_sanitized_int8(sanitized, isa, dtype, case):
     check_int8([*sanitized, isa, "both", "16"], case, dtype)
+
+
+# Projections.
+
+LINEAR_SHAPES = [(1, 1, 1), (7, 77, 130), (20, 130, 65), (40, 64, 16)]  # (rows, ins, outs)
+
+
+def each_linear(isas):
+    runs = {
+        f"{isa}-{name}-{shape}": (isa, dtype, shape)
+        for isa, (name, dtype), shape in itertools.product(isas, DTYPES.items(), LINEAR_SHAPES)
+        if name not in MIXED and (isa != PAIRS_OF_BFLOAT16 or name == "bfloat16")
+    }
+    return pytest.mark.parametrize("isa, dtype, shape", runs.values(), ids=runs)
+
+
+def check_linear(command, isa, dtype, shape):
+    """The bias is of the compute type there."""
+    x, weight, bias = draw_linear(*shape, dtype)
+    wide = dtype == arithmetic(dtype)
+    given = bias[None, None, :, None] if wide else np.zeros((1, 1, len(bias), 0), dtype)
+    y = np.empty((1, 1, shape[0], shape[2]), dtype)
+    nothing = dict.fromkeys(OPTIONAL)
+    command = [*command, isa, "linear", "1"]
+    run_driver(command, x[None, None], weight[None, None], given, (y,), scale=1, softcap=0, threads=1, **nothing)
+    assert_accurate(y[0, 0], x, weight, bias if wide else 0 * bias)
+
+
+@each_linear(ARM_ISAS)
+def test_arm_linear(arm, isa, dtype, shape):
+    check_linear(arm, isa, dtype, shape)
+
+
+@each_linear(sdpa.kernels())
+def test_sanitized_linear(sanitized, isa, dtype, shape):
+    check_linear(sanitized, isa, dtype, shape)

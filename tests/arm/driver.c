@@ -4,11 +4,11 @@
  *     driver ISA ENGINE THREADS < problem > results
  *
  * ENGINE is many or few, for the one that is meant for so many rows whatever their number here, or both: the one that a
- * call would take, for each sequence; or backward, for gradients.  THREADS decides how the work is cut into units; they
- * run one after the other.  With more than one, K and V are taken to come from memory.  The problem is a `header` and
- * the arrays it announces, in the order in which they are taken below; tests/test_arm.py writes it.  Every array, the
- * scratch of every run and the sums of all its parts are allocations of their own and of the exact size, so that a
- * sanitizer sees what reads or writes too far.  Nothing but scratch is freed. */
+ * call would take, for each sequence; or backward, for gradients; or linear, for a projection.  THREADS decides how the
+ * work is cut into units; they run one after the other.  With more than one, K and V are taken to come from memory.
+ * The problem is a `header` and the arrays it announces, in the order in which they are taken below; tests/test_arm.py
+ * writes it.  Every array, the scratch of every run and the sums of all its parts are allocations of their own and of
+ * the exact size, so that a sanitizer sees what reads or writes too far.  Nothing but scratch is freed. */
 #include "sdpa.h"
 
 #include <stdio.h>
@@ -98,16 +98,19 @@ static void put(const sdpa_array *array, int64_t batches)
     if (array->data) fwrite(array->data, 1, batches * array->batch, stdout);
 }
 
-/* NaN wherever nothing was written; what the scratch of a thread begins with says that nothing was copied yet. */
-static char *new_scratch(size_t bytes)
+/* NaN wherever nothing was written. */
+static void *new_memory(size_t bytes)
 {
-    char *scratch = aligned_alloc(64, bytes);
-    if (!scratch) fail("out of memory");
-    memset(scratch, 0xff, bytes);
-    return memset(scratch, 0, SDPA_COPIES * sizeof(sdpa_copied));
+    void *memory; /* of any size, unlike that of aligned_alloc */
+    if (posix_memalign(&memory, 64, bytes)) fail("out of memory");
+    return memset(memory, 0xff, bytes);
 }
 
+/* What the scratch of a thread begins with says that nothing was copied yet. */
+static char *new_scratch(size_t bytes) { return memset(new_memory(bytes), 0, SDPA_COPIES * sizeof(sdpa_copied)); }
+
 #include "backward.h"
+#include "linear.h"
 
 /* From here to run_all: sdpa/_core.pyx in C. */
 static void attend_blocks(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *tasks, int count,
@@ -233,7 +236,7 @@ static void run(sdpa_problem *p, const sdpa_kernel *kernel)
     const int fewest = kernel->join ? 2 : 1, largest = sdpa_largest_bundle(p, kernel);
     char *scratch = new_scratch(sdpa_lay_out_scratch(p, kernel, NULL, tasks, largest > fewest ? largest : fewest));
     const size_t sums_bytes = sdpa_lay_out_sums(p, kernel, NULL, tasks);
-    char *sums = p->split ? new_scratch(units * sums_bytes) : NULL;
+    char *sums = p->split ? new_memory(units * sums_bytes) : NULL;
     for (int64_t unit = 0; unit < units; ++unit) run_unit(p, kernel, unit, scratch, sums, sums_bytes);
     for (int64_t unit = 0; p->split && unit < units; ++unit) finish_unit(p, kernel, unit, scratch, sums, sums_bytes);
     free(scratch);
@@ -374,7 +377,9 @@ int main(int argc, char **argv)
     if (fread(&h, sizeof h, 1, stdin) != 1) fail("no header");
     sdpa_problem p = take_problem(&h, atoi(argv[3]));
     const sdpa_kernel *const *engines = find(argv[1], purpose_of(&h));
-    if (!strcmp(argv[2], "backward"))
+    if (!strcmp(argv[2], "linear"))
+        project(&h, &p, engines[0]);
+    else if (!strcmp(argv[2], "backward"))
         attend_backward(&h, &p, engines[0]);
     else
         attend(&h, &p, engines, argv[2]);
