@@ -1,5 +1,6 @@
 # Everything runs in a virtual environment of its own, .venv; the files in .venv/done say what is up to date in it.
 PYTHON ?= python3
+BASE ?= HEAD
 VENV := $(CURDIR)/.venv
 DONE := .venv/done
 SOURCES := setup.py $(wildcard csrc/*.[ch] sdpa/*.pyx sdpa/*.pxd sdpa/*.pxi)
@@ -12,6 +13,7 @@ help:
 	@echo 'make demo     a few calls against plain NumPy: the same numbers, and how much faster'
 	@echo 'make test     all tests'
 	@echo 'make bench    the benchmarks, with the peers that are installed in .venv (ARGS="--only prefill")'
+	@echo 'make bench-compare   what the working tree changes in speed (BASE=HEAD~1 ARGS="--only prefill")'
 	@echo 'make smoke    the benchmarks, shortened, as a test'
 	@echo 'make lint     check the style, the stub, and that the compiler has no warnings'
 	@echo 'make format   format Python and C'
@@ -42,6 +44,9 @@ test: $(DONE)/test
 bench: $(DONE)/built
 	python -m benchmarks.compare $(ARGS)
 
+bench-compare: $(DONE)/test
+	python -m benchmarks.revisions $(BASE) $(ARGS)
+
 smoke: $(DONE)/test
 	python -m pytest benchmarks --benchmark-disable
 
@@ -62,4 +67,4 @@ format: $(DONE)/dev
 clean:
 	rm -rf .venv build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
 
-.PHONY: help demo test bench smoke lint format clean
+.PHONY: help demo test bench bench-compare smoke lint format clean

@@ -7,14 +7,13 @@ import argparse
 import datetime
 import importlib.metadata
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import machine, report, runner, workloads
+from benchmarks import machine, memory, report, runner, tables, workloads
 from benchmarks.peers import PEERS
 from benchmarks.reading import READ
 
@@ -29,6 +28,7 @@ def parse_arguments():
     parser.add_argument("--kernel", help="force a kernel of sdpa, as SDPA_KERNEL does")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60, help="for timing, preparation not counted (about)")
+    parser.add_argument("--mem", action="store_true", help="also the memory of a call, in a table of its own")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     return parser.parse_args()
@@ -56,16 +56,20 @@ def compare(arguments):
         here = machine.measure(arguments.kernel)
         run.measure(arguments.rounds, arguments.seconds)
         here = here.best_of(machine.measure(arguments.kernel))
+        results = [result.as_json() for row in run.results.values() for result in row.values()]
+    if arguments.mem:
+        with runner.progress_line(sys.stderr) as progress:
+            memory.add_to(results, progress)
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": first_line("git", "describe", "--always", "--dirty", "--tags"),
+        "commit": commit(),
         "compiler": first_line("cc", "--version"),
         "kernel": arguments.kernel or "default",
         "versions": versions(names),
         "machine": here.describe(),
         "bounds": {w.name: w.bound(here, read_seconds(run.results[w.name])) for w in chosen},
         "kv_bytes": {w.name: w.kv_bytes for w in chosen if read_seconds(run.results[w.name]) is not None},
-        "results": [result.as_json() for row in run.results.values() for result in row.values()],
+        "results": results,
     }
 
 
@@ -85,6 +89,10 @@ def versions(names):
     return known
 
 
+def commit():
+    return first_line("git", "describe", "--always", "--dirty", "--tags")
+
+
 def first_line(*command):
     done = subprocess.run(command, cwd=runner.ROOT, capture_output=True, text=True, check=False)
     return done.stdout.partition("\n")[0] or "unknown"
@@ -92,13 +100,14 @@ def first_line(*command):
 
 def main():
     arguments = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the stopped workers are ended too
+    runner.end_workers_on_termination()
     measured = compare(arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps(measured, indent=1))
     if arguments.markdown:
-        arguments.markdown.write_text(report.markdown_table(measured))
-    print(report.text_table(measured))
+        sections = [report.markdown_table(measured), *memory.sections(measured["results"], tables.markdown)]
+        arguments.markdown.write_text("\n".join(sections))
+    print(report.text_table(measured), *memory.sections(measured["results"], tables.text), sep="\n\n")
 
 
 if __name__ == "__main__":

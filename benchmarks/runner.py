@@ -62,11 +62,12 @@ class Result:
 
 
 class Process:
-    """A worker, stopped except inside `ask`."""
+    """A worker, stopped except inside `ask`; `folder`: where it looks first for what it imports."""
 
-    def __init__(self, implementation, environment):
+    def __init__(self, implementation, environment, folder=ROOT):
         self.implementation = implementation
         self._environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(THREADS)), **environment}
+        self._folder = folder
         self._process = None
 
     def ask(self, **request):
@@ -101,13 +102,18 @@ class Process:
     def _start(self):
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker", self.implementation],
-            cwd=ROOT,
+            cwd=self._folder,
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
+
+
+def end_workers_on_termination():
+    """SIGTERM leaves this process as an exception does, so that the stopped workers are ended too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def all_cpu_seconds():
@@ -123,6 +129,17 @@ def slice_of(process, workload, seconds):
     elapsed = time.perf_counter() - start
     others = all_cpu_seconds() - everybody - (process.cpu_seconds() - own)
     return answer, others > DISTURBED * elapsed * THREADS + 2 / TICKS
+
+
+def quiet_slice_of(process, workload, seconds):
+    """(answer, how often others disturbed it): of a slice that is repeated while they do."""
+    for attempt in range(1, REPEATS + 1):
+        answer, disturbed = slice_of(process, workload, seconds)
+        if not disturbed:
+            return answer, attempt - 1
+        if attempt < REPEATS:
+            time.sleep(0.1)
+    return answer, REPEATS
 
 
 class Comparison:
@@ -172,13 +189,8 @@ class Comparison:
         return [r for r in able if first or r.estimate <= limit or r.implementation in ("sdpa", READ)]
 
     def _slice(self, workload, result, seconds):
-        process = self._processes[result.implementation]
-        for attempt in range(REPEATS):
-            answer, disturbed = slice_of(process, workload, seconds)
-            result.disturbed += disturbed
-            if not disturbed or attempt == REPEATS - 1:
-                break
-            time.sleep(0.1)
+        answer, disturbed = quiet_slice_of(self._processes[result.implementation], workload, seconds)
+        result.disturbed += disturbed
         result.unsupported = answer.get("unsupported", "")
         result.samples += answer.get("samples", [])
 

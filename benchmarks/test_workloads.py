@@ -380,10 +380,11 @@ def test_a_result_that_is_not_a_number_does_not_pass():
 def test_compare_with_reading_and_a_peer(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(compare.machine, "measure", lambda isa: ZEN4)
     file = tmp_path / "result.json"
-    options = ["--only", "decode-short-fp32", "--peers", "numpy", "--seconds", "0.1", "--rounds", "1"]
+    options = ["--only", "decode-short-fp32", "--peers", "numpy", "--seconds", "0.1", "--rounds", "1", "--mem"]
     monkeypatch.setattr("sys.argv", ["compare", *options, "--json", str(file)])
     compare.main()
-    assert "geometric mean" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "geometric mean" in printed and "extra MB" in printed
     measured = report.joined([json.loads(file.read_text())] * 2)
     [row], _ = report.rows_of(measured)
     cells = dict(zip(report.HEADER, row, strict=True))

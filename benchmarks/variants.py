@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import sdpa
-from benchmarks import compare, machine, report, runner
+from benchmarks import compare, machine, report, runner, tables
 from benchmarks.adapting import Unsupported
 from benchmarks.reading import fastest_reading
 
@@ -133,20 +133,11 @@ def microseconds(seconds):
 
 
 def text_table(measured):
-    rows = [HEADER, *rows_of(measured)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = [
-        f"  {row[0].ljust(widths[0])}"
-        + "".join(f"  {cell.rjust(w)}" for cell, w in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    ]
-    return "\n".join([measured["title"], *(line.rstrip() for line in lines)])
+    return f"{measured['title']}\n{tables.text([HEADER, *rows_of(measured)])}"
 
 
 def markdown_table(measured):
-    rule = ["---", *["---:"] * (len(HEADER) - 1)]
-    lines = [f"| {' | '.join(row)} |" for row in [HEADER, rule, *rows_of(measured)]]
-    return "\n".join([f"**{measured['title']}**", "", *lines])
+    return f"**{measured['title']}**\n\n{tables.markdown([HEADER, *rows_of(measured)])}"
 
 
 def markdown(measured):

@@ -3,6 +3,8 @@
 prepare(workload, check) -> error, the error that passes, and a first estimate of the seconds of a call, or why it is
     unsupported
 measure(workload, seconds) -> seconds per call of many samples
+memory(sizes) -> the memory of a call: of a workload given by its fields
+origin() -> the folder that the library under test was imported from
 """
 
 import gc
@@ -10,10 +12,12 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
-from benchmarks import oracle
+import sdpa
+from benchmarks import memory, oracle
 from benchmarks.peers import IMPLEMENTATIONS, adapter_of
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import WORKLOADS, Workload
 
 SAMPLE_SECONDS = 100e-6  # short calls are timed several at a time, so that reading the clock does not count
 WARM_SECONDS = 0.02  # before a slice the threads are woken by calls for so long
@@ -43,6 +47,13 @@ class Worker:
             samples.append(sample(call, number))
         gc.enable()
         return {"samples": samples}
+
+    def memory(self, sizes):
+        workload = Workload(**sizes)
+        return memory.usage(adapter_of(self._implementation, workload), workload)._asdict()
+
+    def origin(self):
+        return {"origin": str(Path(sdpa.__file__).resolve().parents[1])}
 
     def _get(self, name):
         if name not in self._prepared:

@@ -88,6 +88,12 @@ class Workload:
         return 2 * self.B * self.G * self.N * self.D * self.dtype.itemsize
 
     @property
+    def result_bytes(self):
+        """Of the result, of a layer too, and of gradients."""
+        out = self.B * self.H * self.M * self.D * self.dtype.itemsize
+        return 2 * out + self.kv_bytes if self.kind == "backward" else out
+
+    @property
     def limited_by_memory(self):
         """With one query there is too little arithmetic for what is read."""
         return self.M == 1
