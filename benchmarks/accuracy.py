@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import sdpa
 from benchmarks import compare, machine, oracle, report, workloads
-from benchmarks.peers import torch_result, torch_tensor
+from benchmarks.peers.torch import torch_result, torch_tensor
 from sdpa import _kernels
 
 README = Path(__file__).with_name("README.md")

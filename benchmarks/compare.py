@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import machine, memory, report, runner, tables, workloads
-from benchmarks.peers import PEERS
+from benchmarks.peers import PEERS, select_peers
 from benchmarks.reading import READ
 
 
@@ -23,7 +23,9 @@ def parse_arguments():
     parser.add_argument(
         "--only", metavar="PATTERN", help="workloads whose name contains or matches it; a,b for several"
     )
-    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated; '' for none (default: all)")
+    parser.add_argument(
+        "--peers", default="*", help="peers, libraries or patterns, comma-separated; '' for none (default: all)"
+    )
     parser.add_argument("--without-sdpa", action="store_true", help="measure the peers alone")
     parser.add_argument("--kernel", help="force a kernel of sdpa, as SDPA_KERNEL does")
     parser.add_argument("--rounds", type=int, default=5)
@@ -35,12 +37,8 @@ def parse_arguments():
 
 
 def implementations(arguments):
-    peers = [name for name in arguments.peers.split(",") if name]
-    unknown = set(peers) - set(PEERS)
-    if unknown:
-        raise SystemExit(f"no peer {', '.join(sorted(unknown))}; there are: {', '.join(PEERS)}")
     ours = [] if arguments.without_sdpa else ["sdpa"]
-    return [*ours, READ, *peers]
+    return [*ours, READ, *select_peers(arguments.peers)]
 
 
 def compare(arguments):
@@ -80,12 +78,12 @@ def read_seconds(results):
 
 def versions(names):
     """Of Python and of what the peers come from; this library's own is the commit."""
+    distributions = importlib.metadata.packages_distributions()
     known = {"python": sys.version.split()[0]}
-    for distribution in ["numpy", *(PEERS[name].distribution for name in names if name in PEERS)]:
-        try:
-            known[distribution] = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            known[distribution] = "not installed"
+    for library in ["numpy", *(PEERS[name].library for name in names if name in PEERS)]:
+        # Of one module there may be several distributions, such as those with and without CUDA.
+        found = distributions.get(library)
+        known[library] = importlib.metadata.version(found[0]) if found else "not installed"
     return known
 
 

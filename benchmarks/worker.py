@@ -2,6 +2,7 @@
 
 prepare(workload, check) -> error, the error that passes, and a first estimate of the seconds of a call, or why it is
     unsupported
+trial(sizes, check) -> the same without the estimate, of a workload given by its fields
 measure(workload, seconds) -> seconds per call of many samples
 memory(sizes) -> the memory of a call: of a workload given by its fields
 origin() -> the folder that the library under test was imported from
@@ -32,8 +33,13 @@ class Worker:
     def prepare(self, workload, check):
         """`check`: a file of what is expected; None where there is nothing to compare."""
         call, result, expected_seconds = self._get(workload)
-        error, allowed = (0.0, 0.0) if check is None else oracle.judge(outputs(result(call())), oracle.load(check))
-        return {"error": error, "allowed": allowed, "estimate": expected_seconds}
+        return {**judged(call, result, check), "estimate": expected_seconds}
+
+    def trial(self, sizes, check):
+        workload = Workload(**sizes)
+        call, result = adapter_of(self._implementation, workload)(workload)
+        call()
+        return judged(call, result, check)
 
     def measure(self, workload, seconds):
         call, _, expected_seconds = self._get(workload)
@@ -67,6 +73,11 @@ class Worker:
     def _make_room(self, nbytes):
         while self._prepared and nbytes + sum(WORKLOADS[name].bytes for name in self._prepared) > KEEP_BYTES:
             del self._prepared[next(iter(self._prepared))]
+
+
+def judged(call, result, check):
+    error, allowed = (0.0, 0.0) if check is None else oracle.judge(outputs(result(call())), oracle.load(check))
+    return {"error": error, "allowed": allowed}
 
 
 def outputs(result):

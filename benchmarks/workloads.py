@@ -23,6 +23,8 @@ DTYPES = {
 # of x (B, M, H * D) to itself between the projections of a layer, which `flops` adds.
 PRODUCTS = {"forward": 2, "backward": 7, "layer": 2}
 
+SHRUNK_LENGTH = 67  # a prime, and more than four vectors of 16
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -108,6 +110,18 @@ class Workload:
         if self.window is not None:
             return {"window": (self.window - 1, 0)}
         return {"causal": True} if self.causal else {}
+
+    def shrunk(self):
+        """The same kind of work on little: fewer batches, heads, queries and keys.  All else stays, and which of the
+        lengths is the longer."""
+        G = min(self.G, 2)
+        M, N = (SHRUNK_LENGTH,) * 2
+        if self.M < self.N:
+            M = min(self.M, SHRUNK_LENGTH // 3)
+        elif self.M > self.N:
+            N = SHRUNK_LENGTH // 3
+        window = self.window and SHRUNK_LENGTH // 4
+        return replace(self, B=min(self.B, 2), H=self.H // self.G * G, G=G, M=M, N=N, window=window)
 
     def draw(self):
         """The arrays and options of a call, `sdpa.attention(*arrays, **options)`; of a layer what draw_layer gives."""
@@ -223,7 +237,7 @@ CASES = [
     Workload("long-8192-full", 1, 4, 4, 8192, 8192, 64),
     Workload("long-8192-causal", 1, 4, 4, 8192, 8192, 64, causal=True),
     Workload("long-16384", 1, 2, 2, 16384, 16384, 64, causal=True),
-    Workload("bwd-1024", 1, 8, 8, 1024, 1024, 64, kind="backward"),
+    Workload("bwd-1024-full", 1, 8, 8, 1024, 1024, 64, kind="backward"),
     Workload("bwd-1024-causal", 1, 8, 8, 1024, 1024, 64, causal=True, kind="backward"),
     Workload("bwd-bert", 8, 12, 12, 128, 128, 64, kind="backward"),
     Workload("bwd-gqa-1024-causal", 1, 16, 4, 1024, 1024, 128, causal=True, kind="backward"),
@@ -239,7 +253,7 @@ FLOAT16 = [
     "decode-4k", "decode-4k-mha", "decode-32k", "decode-b4-8k", "decode-short", "chunk-16", "chunk-64",
     "cross-77", "mask-pad", "mask-bool", "mask-add", "window-512",
 ]  # fmt: skip
-BFLOAT16 = [*FLOAT16, *(case.case for case in CASES if case.case.startswith(("hdim-", "bwd-", "layer-")))]
+BFLOAT16 = [*FLOAT16, "tiny", *(case.case for case in CASES if case.case.startswith(("hdim-", "bwd-", "layer-")))]
 
 OTHERS = {"fp64": DOUBLE, "bf16": BFLOAT16, "fp16": FLOAT16}  # the cases that are run in other dtypes too
 WORKLOADS = {workload.name: workload for workload in CASES}

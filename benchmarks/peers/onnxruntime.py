@@ -1,4 +1,4 @@
-"""The three attention operators of onnxruntime, each as a model of one node.
+"""The three attention operators of onnxruntime, each as a model of one node, and layers with two of them.
 
 On CPUs they take float32, float16 and partly float64, not bfloat16.
 """
@@ -8,6 +8,7 @@ import numpy as np
 from benchmarks.adapting import (
     THREADS,
     additive_mask,
+    as_layer_result,
     causal_or_mask,
     full_mask,
     mask_or_bias,
@@ -81,6 +82,7 @@ def ort_session(operator, domain, inputs, outputs, **attributes):
     `inputs`: name to array, None for one left out; `outputs`: name to shape, or to the input it overwrites.
     """
     import onnxruntime
+    from onnx import helper
 
     some = next(iter(inputs.values()))
     require(some.dtype.name != "bfloat16", "its operators for CPUs do not take bfloat16")
@@ -91,34 +93,91 @@ def ort_session(operator, domain, inputs, outputs, **attributes):
         else onnxruntime.OrtValue.ortvalue_from_numpy(np.empty(shape, some.dtype))
         for name, shape in outputs.items()
     }
+    names = [name.strip() for name in inputs]
+    node = helper.make_node(operator, names, list(outputs), domain=domain, **attributes)
+    results = {name: (some.dtype, value.shape()) for name, value in made.items()}
+    return bound_call(ort_model([node], inputs, results, opset=24), values, made)
+
+
+def ort_model(nodes, inputs, outputs, opset, constants=()):
+    """The bytes of a model.  `inputs`: name to array, None for one left out; `outputs`: name to (dtype, shape)."""
+    from onnx import helper
+
+    def described(name, dtype, shape):
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
+
+    given = [described(name, array.dtype, array.shape) for name, array in inputs.items() if array is not None]
+    results = [described(name, *of_result) for name, of_result in outputs.items()]
+    graph = helper.make_graph(nodes, "attention", given, results, list(constants))
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+
+
+def bound_call(model, inputs, outputs):
+    """A call of the model, from the memory of `inputs` to that of `outputs`, which it returns: names to OrtValues."""
+    import onnxruntime
+
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = THREADS
-    model = ort_model(operator, domain, inputs, {name: value.shape() for name, value in made.items()}, attributes)
     session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
-    for name, value in values.items():
+    for name, value in inputs.items():
         binding.bind_ortvalue_input(name, value)
-    for name, value in made.items():
+    for name, value in outputs.items():
         binding.bind_ortvalue_output(name, value)
 
     def call():
         session.run_with_iobinding(binding)
-        return made
+        return outputs
 
     return call
 
 
-def ort_model(operator, domain, inputs, outputs, attributes):
-    from onnx import helper
+def ort_attention_layer_peer(workload):
+    """com.microsoft.Attention, which projects too, and a MatMul for the way out."""
+    return ort_layer(workload, ort_fused_nodes)
 
-    some = next(iter(inputs.values()))
-    element = helper.np_dtype_to_tensor_dtype
-    node = helper.make_node(operator, [name.strip() for name in inputs], list(outputs), domain=domain, **attributes)
-    graph = helper.make_graph(
-        [node],
-        "attention",
-        [helper.make_tensor_value_info(n, element(a.dtype), a.shape) for n, a in inputs.items() if a is not None],
-        [helper.make_tensor_value_info(n, element(some.dtype), shape) for n, shape in outputs.items()],
-    )
-    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+
+def ort_mha_layer_peer(workload):
+    """com.microsoft.MultiHeadAttention between MatMuls."""
+    return ort_layer(workload, ort_separate_nodes)
+
+
+def ort_fused_nodes(helper, workload):
+    attributes = {"num_heads": workload.H}
+    inputs = ["x", "in_weight", "in_bias"]
+    return [helper.make_node("Attention", inputs, ["heads"], domain="com.microsoft", **attributes)]
+
+
+def ort_separate_nodes(helper, workload):
+    attributes = {"num_heads": workload.H}
+    return [
+        helper.make_node("MatMul", ["x", "in_weight"], ["product"]),
+        helper.make_node("Add", ["product", "in_bias"], ["all"]),
+        helper.make_node("Split", ["all"], ["query", "key", "value"], axis=2, num_outputs=3),
+        helper.make_node(
+            "MultiHeadAttention", ["query", "key", "value"], ["heads"], domain="com.microsoft", **attributes
+        ),
+    ]
+
+
+def ort_layer(workload, nodes_to_heads):
+    import onnxruntime
+    from onnx import helper, numpy_helper
+
+    require(workload.dtype.name in ("float32", "float16"), "its operators for CPUs do not take bfloat16")
+    x, *weights = workload.draw_layer()
+    names = ("in_weight", "in_bias", "out_weight", "out_bias")
+    constants = [
+        numpy_helper.from_array(np.ascontiguousarray(weight.T), name)
+        for name, weight in zip(names, weights, strict=True)
+    ]
+    nodes = [
+        *nodes_to_heads(helper, workload),
+        helper.make_node("MatMul", ["heads", "out_weight"], ["projected"]),
+        helper.make_node("Add", ["projected", "out_bias"], ["y"]),
+    ]
+    model = ort_model(nodes, {"x": x}, {"y": (x.dtype, x.shape)}, opset=21, constants=constants)
+    given, made = map(onnxruntime.OrtValue.ortvalue_from_numpy, (x, np.empty_like(x)))
+    call = bound_call(model, {"x": given}, {"y": made})
+    return call, lambda outputs: as_layer_result(outputs["y"].numpy())

@@ -1,0 +1,40 @@
+"""This library."""
+
+import numpy as np
+
+from benchmarks.adapting import as_layer_result
+
+
+def sdpa_peer(workload):
+    import sdpa
+
+    arrays, options = workload.draw()
+    return lambda: sdpa.attention(*arrays, **options), np.asarray
+
+
+def sdpa_backward_peer(workload):
+    import sdpa
+
+    arrays, options = workload.draw()
+    gradient = workload.draw_gradient()
+
+    def call():
+        out, lse = sdpa.attention(*arrays, **options, return_lse=True)
+        return out, *sdpa.attention_backward(gradient, *arrays, out, lse, **options)[:3]
+
+    return call, lambda outputs: outputs
+
+
+def sdpa_layer_peer(workload):
+    import sdpa
+
+    x, in_weight, in_bias, out_weight, out_bias = workload.draw_layer()
+    layer = sdpa.MultiHeadAttention(
+        workload.width,
+        workload.H,
+        in_proj_weight=in_weight,
+        in_proj_bias=in_bias,
+        out_proj_weight=out_weight,
+        out_proj_bias=out_bias,
+    )
+    return lambda: layer(x), as_layer_result
