@@ -109,7 +109,7 @@ def test_memory_does_not_grow_with_the_scores():
 
 
 def test_what_cannot_be_done_has_no_memory():
-    assert "no backward" in memory.measure("numpy", WORKLOADS["bwd-1024-fp32"])["unsupported"]
+    assert "no backward" in memory.measure("numpy", WORKLOADS["bwd-1024-full-fp32"])["unsupported"]
     assert memory.against_length(["numpy"], [1 << 20]) == {"numpy": {1 << 20: None}}
 
 
