@@ -10,14 +10,16 @@ export PATH := $(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
-	@echo 'make demo     a few calls against plain NumPy: the same numbers, and how much faster'
-	@echo 'make test     all tests'
-	@echo 'make bench    the benchmarks, with the peers that are installed in .venv (ARGS="--only prefill")'
-	@echo 'make bench-compare   what the working tree changes in speed (BASE=HEAD~1 ARGS="--only prefill")'
-	@echo 'make smoke    the benchmarks, shortened, as a test'
-	@echo 'make lint     check the style, the stub, and that the compiler has no warnings'
-	@echo 'make format   format Python and C'
-	@echo 'make clean    remove what was built, and .venv'
+	@echo 'make demo           a few calls against plain NumPy: the same numbers, and how much faster'
+	@echo 'make test           all tests'
+	@echo 'make bench          pytest-benchmark over the named workloads, this library alone (ARGS="-k decode")'
+	@echo 'make bench-peers    the benchmarks against other libraries, which it installs (ARGS="--only decode --html f.html")'
+	@echo 'make bench-compare  what the working tree changes in speed (BASE=HEAD~1 ARGS="--only prefill")'
+	@echo 'make publish        put result files into the documents and their charts (ARGS="run.json sweeps.json")'
+	@echo 'make smoke          the benchmarks, shortened, as a test'
+	@echo 'make lint           check the style, the stub, and that the compiler has no warnings'
+	@echo 'make format         format Python and C'
+	@echo 'make clean          remove what was built, and .venv'
 
 $(DONE)/venv:
 	$(PYTHON) -m venv .venv
@@ -31,7 +33,7 @@ $(DONE)/built: $(DONE)/venv pyproject.toml $(SOURCES)
 	touch $@
 
 # The project is installed already: what follows adds what an extra names.
-$(DONE)/test $(DONE)/dev: $(DONE)/%: $(DONE)/built pyproject.toml
+$(DONE)/test $(DONE)/dev $(DONE)/bench: $(DONE)/%: $(DONE)/built pyproject.toml
 	python -m pip install --quiet 'sdpa[$*]'
 	touch $@
 
@@ -41,8 +43,14 @@ demo: $(DONE)/built
 test: $(DONE)/test
 	python -m pytest
 
-bench: $(DONE)/built
-	python -m benchmarks.compare $(ARGS)
+bench: $(DONE)/test
+	python -m pytest benchmarks/bench_attention.py $(ARGS)
+
+bench-peers: $(DONE)/bench
+	python -m sdpa bench $(ARGS)
+
+publish: $(DONE)/test
+	python -m benchmarks.publish $(ARGS)
 
 bench-compare: $(DONE)/test
 	python -m benchmarks.revisions $(BASE) $(ARGS)
@@ -67,4 +75,4 @@ format: $(DONE)/dev
 clean:
 	rm -rf .venv build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
 
-.PHONY: help demo test bench bench-compare smoke lint format clean
+.PHONY: help demo test bench bench-peers bench-compare publish smoke lint format clean

@@ -1,10 +1,5 @@
-"""Puts measured numbers into the README: docs/speed.svg, and the table between the two comments that name this file.
+"""The chart and the table of the README: docs/speed.svg, and what stands between the two comments that name publish."""
 
-python benchmarks/chart.py FILE.json [FILE.json ...]      # written by compare.py; later files win
-python benchmarks/chart.py docs/speed.json                # after a change here: the numbers that are shown now
-"""
-
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -13,12 +8,12 @@ from xml.sax.saxutils import escape
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import report
+from benchmarks.libraries import TITLES, title_of
+from benchmarks.report import TIMES, with_text_between
+from benchmarks.rows import rows_of
 from benchmarks.workloads import WORKLOADS
 
-TIMES = "\N{MULTIPLICATION SIGN}"
-ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- begin: python benchmarks/chart.py FILE.json -->", "<!-- end: benchmarks/chart.py -->"
+BEGIN, END = "<!-- begin: python -m benchmarks.publish FILE.json -->", "<!-- end: benchmarks.publish -->"
 
 # Heading: {workload: label}.  What was not measured is left out.
 CHART = {
@@ -74,12 +69,6 @@ TABLE = [
     "bert-fp32", "mask-bool-fp32", "prefill-2048-causal-fp64", "decode-4k-fp32", "tiny-fp32",
     "prefill-2048-causal-bf16", "decode-32k-bf16", "prefill-2048-causal-fp16", "decode-32k-fp16",
 ]  # fmt: skip
-# How implementations, and what they come from, are called in public; others keep their names.
-PACKAGES = {
-    "python": "Python", "numpy": "NumPy", "torch": "PyTorch", "onnxruntime": "ONNX Runtime", "jax": "JAX",
-    "ort_attn": "ONNX Runtime", "ort_mha": "ONNX Runtime", "ort_gqa": "ONNX Runtime",
-    "openvino": "OpenVINO", "ov_fold": "OpenVINO",
-}  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -101,18 +90,13 @@ class Case(NamedTuple):
 
 
 def cases_of(measured):
-    """{workload: Case}, as report.py judges what counts as a peer."""
-    cases = {}
-    for row in report.rows_of(measured)[0]:
-        cell = dict(zip(report.HEADER, row))
-        if not cell["sdpa ms"]:
-            continue
-        peer = cell["best peer"]
-        theirs, faster = (float(cell["ms"]), float(cell["speed-up"])) if peer else (None, None)
-        cases[cell["workload"]] = Case(
-            float(cell["bound ms"]), float(cell["sdpa ms"]), PACKAGES.get(peer, peer), theirs, faster
-        )
-    return cases
+    """{workload: Case} of those that this library was measured on."""
+    return {row.name: case_of(row) for row in rows_of(measured) if row.ours}
+
+
+def case_of(row):
+    peer = (title_of(row.best["implementation"]), row.best["minimum"] * 1e3, row.lead) if row.best else ("", None, None)
+    return Case(row.bound * 1e3, row.ours["minimum"] * 1e3, *peer)
 
 
 # ------------------------------------------------------------------------------------------------------- the picture
@@ -275,13 +259,13 @@ def table(measured):
 
 
 def caption(measured):
-    versions = ", ".join(f"{PACKAGES.get(name, name)} {v}" for name, v in measured["versions"].items())
+    versions = ", ".join(f"{TITLES.get(name, name)} {v}" for name, v in measured["versions"].items())
     return f"{measured['date']}; {machine_line(measured)}; {measured['compiler']}.\n{versions}."
 
 
 def with_numbers(readme, measured):
     """The text of the README with the table of `measured` in its place."""
-    return report.with_text_between(readme, BEGIN, f"{table(measured)}\n\n{caption(measured)}", END)
+    return with_text_between(readme, BEGIN, f"{table(measured)}\n\n{caption(measured)}", END)
 
 
 def one_result_a_line(measured):
@@ -289,18 +273,3 @@ def one_result_a_line(measured):
     return (
         json.dumps({**measured, "results": []}, indent=1).replace('"results": []', f'"results": [\n{results}\n]') + "\n"
     )
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path)
-    measured = report.joined([json.loads(file.read_text(encoding="utf-8")) for file in parser.parse_args().files])
-    readme, docs = ROOT / "README.md", ROOT / "docs"
-    docs.mkdir(exist_ok=True)
-    (docs / "speed.json").write_text(one_result_a_line(measured), encoding="utf-8")
-    (docs / "speed.svg").write_text(svg(measured), encoding="utf-8")
-    readme.write_text(with_numbers(readme.read_text(encoding="utf-8"), measured), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

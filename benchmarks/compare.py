@@ -7,67 +7,102 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import machine, memory, report, runner, tables, workloads
+from benchmarks import machine, memory, page, report, rows, runner, sweeps, tables, workloads
+from benchmarks.libraries import OURS, READ
 from benchmarks.peers import PEERS, select_peers
-from benchmarks.reading import READ
+from sdpa.lab._command import file_to_write
 
 
-def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments(arguments, prog):
+    parser = argparse.ArgumentParser(
+        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--only", metavar="PATTERN", help="workloads whose name contains or matches it; a,b for several"
     )
+    parser.add_argument("--dtypes", type=dtypes_named, metavar="DTYPE,...", help=f"of {', '.join(workloads.DTYPES)}")
     parser.add_argument(
-        "--peers", default="*", help="peers, libraries or patterns, comma-separated; '' for none (default: all)"
+        "--peers",
+        type=select_peers,
+        default=list(PEERS),
+        metavar="PEER,...",
+        help=f"peers, libraries or patterns, '' for none (default: all): {', '.join(PEERS)}",
+    )
+    parser.add_argument(
+        "--from", nargs="+", type=Path, metavar="FILE", dest="files", help="measure nothing: show what --json wrote"
     )
     parser.add_argument("--without-sdpa", action="store_true", help="measure the peers alone")
     parser.add_argument("--kernel", help="force a kernel of sdpa, as SDPA_KERNEL does")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60, help="for timing, preparation not counted (about)")
+    parser.add_argument(
+        "--sweeps", action="store_true", help=f"also length, head size and more, of {sweeps.PEERS}, in --seconds more"
+    )
     parser.add_argument("--mem", action="store_true", help="also the memory of a call, in a table of its own")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE")
-    return parser.parse_args()
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="all numbers; benchmarks.publish reads it")
+    parser.add_argument("--markdown", type=file_to_write, metavar="FILE", help="the table of all that was measured")
+    parser.add_argument("--html", type=file_to_write, metavar="FILE", help="a page with charts")
+    return parser.parse_args(arguments)
+
+
+def dtypes_named(text):
+    names = text.split(",")
+    unknown = [name for name in names if name not in workloads.DTYPES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(workloads.DTYPES)}")
+    return names
 
 
 def implementations(arguments):
-    ours = [] if arguments.without_sdpa else ["sdpa"]
-    return [*ours, READ, *select_peers(arguments.peers)]
+    return [*([] if arguments.without_sdpa else [OURS]), READ, *arguments.peers]
 
 
 def compare(arguments):
     """Measure, and return everything known as a dictionary that fits in JSON."""
     names = implementations(arguments)
-    environments = {"sdpa": {"SDPA_KERNEL": arguments.kernel}} if arguments.kernel else {}
-    chosen = workloads.select(arguments.only)
-    with (
-        runner.progress_line(sys.stderr) as progress,
-        runner.Comparison(chosen, names, environments, progress) as run,
-    ):
-        run.prepare()
-        here = machine.measure(arguments.kernel)
-        run.measure(arguments.rounds, arguments.seconds)
+    environments = {OURS: {"SDPA_KERNEL": arguments.kernel}} if arguments.kernel else {}
+    chosen = workloads.select(arguments.only, arguments.dtypes)
+    known = about(names, arguments.kernel)
+    results, left = {}, arguments.seconds
+    here = machine.measure(arguments.kernel)
+    with runner.progress_line(sys.stderr) as progress:
+        for batch in workloads.batches(chosen):
+            seconds = arguments.seconds * len(batch) / len(chosen)
+            left -= seconds
+            with runner.Comparison(batch, names, environments, progress) as run:
+                run.prepare(later=seconds + left)
+                run.measure(arguments.rounds, seconds, later=left)
+            results |= run.results
         here = here.best_of(machine.measure(arguments.kernel))
-        results = [result.as_json() for row in run.results.values() for result in row.values()]
-    if arguments.mem:
-        with runner.progress_line(sys.stderr) as progress:
-            memory.add_to(results, progress)
+        every = [result.as_json() for row in results.values() for result in row.values()]
+        if arguments.mem:
+            memory.add_to(every, progress)
+    return {
+        **known,
+        "machine": here.describe(),
+        "bounds": {w.name: w.bound(here, read_seconds(results[w.name])) for w in chosen},
+        "kv_bytes": {w.name: w.kv_bytes for w in chosen if read_seconds(results[w.name]) is not None},
+        "results": every,
+    }
+
+
+def about(names, kernel=None):
+    """When, what and where; the load is that of the last minute before."""
     return {
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
         "compiler": first_line("cc", "--version"),
-        "kernel": arguments.kernel or "default",
+        "kernel": kernel or "default",
         "versions": versions(names),
-        "machine": here.describe(),
-        "bounds": {w.name: w.bound(here, read_seconds(run.results[w.name])) for w in chosen},
-        "kv_bytes": {w.name: w.kv_bytes for w in chosen if read_seconds(run.results[w.name]) is not None},
-        "results": results,
+        "cpu": f"{machine.cpu_name()}, {runner.THREADS} threads",
+        "load": os.getloadavg()[0],
     }
 
 
@@ -96,16 +131,40 @@ def first_line(*command):
     return done.stdout.partition("\n")[0] or "unknown"
 
 
-def main():
-    arguments = parse_arguments()
-    runner.end_workers_on_termination()
+def measure(arguments):
+    """Everything that is asked for."""
     measured = compare(arguments)
+    return with_sweeps(measured, arguments) if arguments.sweeps else measured
+
+
+def with_sweeps(measured, arguments):
+    peers = [name for name in arguments.peers if name in select_peers(sweeps.PEERS)]
+    families = sweeps.measure(peers, rounds=3, seconds=arguments.seconds, kernel=arguments.kernel)
+    return {**measured, "sweeps": {"about": about([OURS, *peers], arguments.kernel), "families": families}}
+
+
+def main(arguments=None, prog=None):
+    arguments = parse_arguments(arguments, prog)
+    runner.end_workers_on_termination()
+    write(rows.read(arguments.files) if arguments.files else measure(arguments), arguments)
+
+
+def write(measured, arguments):
+    """The files that are asked for, and what a terminal shows."""
     if arguments.json:
-        arguments.json.write_text(json.dumps(measured, indent=1))
+        arguments.json.write_text(json.dumps(measured, indent=1), encoding="utf-8")
     if arguments.markdown:
-        sections = [report.markdown_table(measured), *memory.sections(measured["results"], tables.markdown)]
-        arguments.markdown.write_text("\n".join(sections))
-    print(report.text_table(measured), *memory.sections(measured["results"], tables.text), sep="\n\n")
+        arguments.markdown.write_text(
+            "\n".join(sections_of(measured, report.markdown, tables.markdown)), encoding="utf-8"
+        )
+    if arguments.html:
+        arguments.html.write_text(page.page(measured), encoding="utf-8")
+    print(*sections_of(measured, report.text, tables.text), sep="\n\n")
+
+
+def sections_of(measured, report_form, table_form):
+    """The tables, that of memory among them if it was measured."""
+    return [report_form(measured), *memory.sections(measured["results"], table_form)]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import tables
 from benchmarks.adapting import require
+from benchmarks.peers import select_peers
 from benchmarks.reading import READ
 from benchmarks.runner import Process, end_workers_on_termination, progress_line
 from benchmarks.workloads import WORKLOADS, select
@@ -145,10 +146,10 @@ def sections(results, form):
 # -------------------------------------------------------------------------------------------------------- the command
 
 
-def parse_arguments(known):
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="PATTERN", help="as for benchmarks.compare")
-    parser.add_argument("--peers", default=",".join(known), help="comma-separated; '' for none (default: all)")
+    parser.add_argument("--peers", type=select_peers, default="*", help="as for benchmarks.compare")
     parser.add_argument("--without-sdpa", action="store_true", help="measure the peers alone")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args()
@@ -156,9 +157,8 @@ def parse_arguments(known):
 
 def main():
     from benchmarks import compare  # which imports this module
-    from benchmarks.peers import PEERS
 
-    arguments = parse_arguments(PEERS)
+    arguments = parse_arguments()
     end_workers_on_termination()
     names = [name for name in compare.implementations(arguments) if name != READ]
     results = [{"workload": w.name, "implementation": name} for w in select(arguments.only) for name in names]

@@ -1,17 +1,13 @@
-"""Turns result files of compare.py into one table.
+"""The tables of a report, as text and as Markdown."""
 
-python -m benchmarks.report a.json b.json [--markdown FILE]
-"""
-
-import argparse
-import json
 import math
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import tables, targets
+from benchmarks.libraries import OURS, title_of
+from benchmarks.rows import geometric_mean, is_right, rows_of, speed_up
+from sdpa.lab._experiment import Table
 
-OURS, READ = "sdpa", "read"
+TIMES, DIVIDED = "\N{MULTIPLICATION SIGN}", "\N{DIVISION SIGN}"
 HEADER = [
     "workload",
     "bound ms",
@@ -27,113 +23,205 @@ HEADER = [
 ]
 
 
-def rows_of(report):
-    """One row of HEADER per workload, and the (bound/sdpa, speed-up) pairs that are known."""
-    rows, ratios = [], []
-    for name, bound in report["bounds"].items():
-        measured = [result for result in report["results"] if result["workload"] == name and "minimum" in result]
-        results = {result["implementation"]: result for result in measured}
-        ours, reading = results.pop(OURS, None), results.pop(READ, None)
-        peers = sorted(results.values(), key=lambda r: r["minimum"])
-        valid = [result for result in peers if result["error"] <= result["allowed"]]
-        best = valid[0] if valid else None
-        others = [result for result in peers if result is not best]
-        ratio = bound / ours["minimum"] if ours else math.nan
-        lead = best["minimum"] / ours["minimum"] if ours and best else math.nan
-        ratios.append((ratio, lead))
-        rates = rate_cell(report["kv_bytes"][name], ours, reading) if reading else ""
-        rows.append([name, milliseconds(bound), *our_cells(ours), fixed(ratio), rates, *best_cells(best), fixed(lead)])
-        rows[-1] += [error_cell(ours or best), ", ".join(map(other_cell, others))]
-    return rows, ratios
+def times(report):
+    """Milliseconds of everybody, the best of each row marked; a library counts with its best implementation."""
+    rows = rows_of(report)
+    libraries = libraries_of(rows)
+    cells, best = [], set()
+    for number, row in enumerate(rows):
+        theirs = [row.libraries.get(library) for library in libraries]
+        contenders = [row.ours if row.ours and is_right(row.ours) else None, *theirs]
+        fastest = min((result["minimum"] for result in contenders if result), default=None)
+        best |= {(number, 2 + i) for i, result in enumerate(contenders) if result and result["minimum"] == fastest}
+        ours = [milliseconds(row.ours["minimum"]) + wrong(row.ours) if row.ours else ""]
+        cells.append(
+            (row.name, milliseconds(row.bound), *ours, *map(time_cell, theirs), fixed(row.share), fixed(row.lead))
+        )
+    leads = [fixed(geometric_mean(leads_over(rows, library)), TIMES) for library in libraries]
+    shares, over_best = ([getattr(row, name) for row in rows] for name in ("share", "lead"))
+    cells.append(("geometric mean", "", "", *leads, fixed(geometric_mean(shares)), fixed(geometric_mean(over_best))))
+    return Table(
+        f"Milliseconds, the shortest of all calls; the best of a row is marked; last, time {DIVIDED} that of sdpa.",
+        ("workload", "bound", OURS, *map(title_of, libraries), "of the bound", "over the best peer"),
+        cells,
+        frozenset(best),
+    )
 
 
-def rate_cell(nbytes, ours, reading):
+def libraries_of(rows):
+    """Those that gave a right result, in a fixed order."""
+    return sorted({library for row in rows for library in row.libraries}, key=lambda library: title_of(library).lower())
+
+
+def leads_over(rows, library):
+    """How many times faster than a library, on each workload that both were measured on."""
+    return [speed_up(row.ours, row.libraries[library]) for row in rows if row.ours and library in row.libraries]
+
+
+def time_cell(result):
+    return milliseconds(result["minimum"]) if result else ""
+
+
+def wrong(result):
+    return "" if is_right(result) else " WRONG"
+
+
+def means(report):
+    """This library against each other one."""
+    rows = [row for row in rows_of(report) if row.ours]
+    cells = []
+    for library in libraries_of(rows):
+        leads = {row.name: speed_up(row.ours, row.libraries[library]) for row in rows if library in row.libraries}
+        least, most = min(leads, key=leads.get), max(leads, key=leads.get)
+        ahead = sum(lead >= 1 for lead in leads.values())
+        mean = fixed(geometric_mean(leads.values()), TIMES)
+        extremes = (f"{fixed(leads[name], TIMES)} ({name})" for name in (least, most))
+        cells.append((title_of(library), mean, *extremes, f"{ahead} of {len(leads)}"))
+    header = ("library", "geometric mean", "least", "most", "ahead on")
+    return Table(f"How many times faster than each library: its time {DIVIDED} that of sdpa.", header, cells)
+
+
+def aims(report):
+    """Each target with what was measured."""
+    return Table(
+        "Targets: the least share of the bound, and the least speed-up over the best peer.",
+        ("workload", "of the bound", "target", "faster", "target", ""),
+        [(*verdict_cells(one), "hit" if one.hit else "missed") for one in targets.verdicts(rows_of(report))],
+    )
+
+
+def losses(report):
+    """Where a target is missed, a peer is ahead, and why."""
+    return Table(
+        "Where it misses a target, or is behind a peer.",
+        ("workload", "of the bound", "target", "faster", "target", "best peer", "why"),
+        [
+            (*verdict_cells(one), title_of(one.row.best["implementation"]) if one.row.best else "", reason)
+            for one in targets.verdicts(rows_of(report))
+            if not one.hit
+            for reason in [targets.reason_of(one.row.name)]
+        ],
+    )
+
+
+def verdict_cells(verdict):
+    row, target = verdict.row, verdict.target
+    share = "" if target.share is None else fixed(target.share)
+    lead = fixed(target.lead, TIMES) if row.best else ""
+    return row.name, fixed(row.share), share, fixed(row.lead, TIMES), lead
+
+
+def details(report):
+    """The columns of HEADER: all that was measured."""
+    rows = rows_of(report)
+    cells = [detail(row) for row in rows]
+    total = dict.fromkeys(HEADER, "") | {
+        "workload": "geometric mean",
+        "bound/sdpa": fixed(geometric_mean([row.share for row in rows])),
+        "speed-up": fixed(geometric_mean([row.lead for row in rows])),
+    }
+    return Table("Milliseconds, the shortest of all calls.", tuple(HEADER), [*cells, tuple(total.values())])
+
+
+def detail(row):
+    others = [result for result in row.peers if result is not row.best]
+    return (
+        row.name,
+        milliseconds(row.bound),
+        *([milliseconds(row.ours["minimum"]), milliseconds(row.ours["median"])] if row.ours else ["", ""]),
+        fixed(row.share),
+        rate_cell(row),
+        *([row.best["implementation"], milliseconds(row.best["minimum"])] if row.best else ["", ""]),
+        fixed(row.lead),
+        error_cell(row.ours or row.best),
+        ", ".join(map(other_cell, others)),
+    )
+
+
+def rate_cell(row):
     """How fast K and V were read: by this library, of what the loop that only reads them reached."""
-    rates = [f"{nbytes / result['minimum'] / 1e9:.0f}" if result else "" for result in (ours, reading)]
+    if row.reading is None:
+        return ""
+    rates = [f"{row.kv_bytes / one['minimum'] / 1e9:.0f}" if one else "" for one in (row.ours, row.reading)]
     return " of ".join(rates).strip()
 
 
-def our_cells(ours):
-    return [milliseconds(ours["minimum"]), milliseconds(ours["median"])] if ours else ["", ""]
-
-
-def best_cells(best):
-    return [best["implementation"], milliseconds(best["minimum"])] if best else ["", ""]
-
-
 def other_cell(result):
-    wrong = "" if result["error"] <= result["allowed"] else f" (error {result['error']:.0e})"
-    return f"{result['implementation']} {milliseconds(result['minimum'])}{wrong}"
+    error = "" if is_right(result) else f" (error {result['error']:.0e})"
+    return f"{result['implementation']} {milliseconds(result['minimum'])}{error}"
 
 
 def error_cell(result):
-    if result is None:
-        return ""
-    return f"{result['error']:.1e}" + ("" if result["error"] <= result["allowed"] else " WRONG")
+    return f"{result['error']:.1e}{wrong(result)}" if result else ""
 
 
 def milliseconds(seconds):
     return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
 
 
-def fixed(ratio):
-    return "" if math.isnan(ratio) else f"{ratio:.2f}"
+def fixed(ratio, unit=""):
+    return "" if math.isnan(ratio) else f"{ratio:.2f} {unit}".rstrip()
 
 
-def geometric_mean(values):
-    known = [math.log(value) for value in values if not math.isnan(value)]
-    return math.exp(sum(known) / len(known)) if known else math.nan
+# ------------------------------------------------------------------------------------------------------------- text
 
 
-def total_row(ratios):
-    total = [""] * len(HEADER)
-    total[0] = "geometric mean"
-    total[HEADER.index("bound/sdpa")] = fixed(geometric_mean([ratio for ratio, _ in ratios]))
-    total[HEADER.index("speed-up")] = fixed(geometric_mean([lead for _, lead in ratios]))
-    return total
+def marked(table, before="", after=""):
+    """The rows of a table, the header first, with marks around what stands out."""
+    body = [
+        [f"{before}{cell}{after}" if (i, j) in table.best else cell for j, cell in enumerate(row)]
+        for i, row in enumerate(table.rows)
+    ]
+    return [table.header, *body]
 
 
-def text_table(report):
-    rows, ratios = rows_of(report)
-    rows = [HEADER, *rows, total_row(ratios)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER) - 1)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in [*lines, "", *facts(report), *failures(report)])
+def as_text(table):
+    return f"{table.caption}\n\n{tables.text(marked(table, after='*'))}"
 
 
-def markdown_table(report):
-    rows, ratios = rows_of(report)
-    lines = [f"| {' | '.join(row)} |" for row in [HEADER, ["---"] * len(HEADER), *rows, total_row(ratios)]]
-    return "\n".join([*(f"* {fact}" for fact in facts(report)), "", *lines, ""])
+def as_markdown(table, left=(0,)):
+    return tables.markdown(marked(table, "**", "**"), left)
+
+
+def text(report):
+    """All that a terminal shows."""
+    shown = [times(report)]
+    if libraries_of(rows_of(report)):
+        shown.append(means(report))
+    if any(not one.hit for one in targets.verdicts(rows_of(report))):
+        shown.append(without_last_column(losses(report)))  # reasons are too long for a column
+    return "\n\n".join([*map(as_text, shown), "\n".join([*facts(report), *failures(report)])])
+
+
+def without_last_column(table):
+    return table._replace(header=table.header[:-1], rows=[row[:-1] for row in table.rows])
+
+
+def markdown(report):
+    """The table of all that was measured, and where it comes from."""
+    return "\n".join([*(f"* {fact}" for fact in facts(report)), "", as_markdown(details(report), left=(0, 6, 10)), ""])
 
 
 def facts(report):
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     repeated = sum(result["disturbed"] for result in report["results"])
+    load = f"load {report['load']:.2f} before, " if "load" in report else ""
     return [
         f"{report['date']}, commit {report['commit']}, kernel {report['kernel']}, {report['compiler']}",
         *report["machine"].splitlines(),
         versions,
-        f"{repeated} slices disturbed by other load",
+        f"{load}{repeated} slices disturbed by other load",
     ]
 
 
 def failures(report):
-    """Why our own results are missing, where they are."""
-    missing = [r for r in report["results"] if r["implementation"] == OURS and r["unsupported"]]
-    return [f"sdpa on {result['workload']}: {result['unsupported']}" for result in missing]
-
-
-def joined(reports):
-    """Several result files as one; a workload in more than one counts as in the last."""
-    total = {**reports[-1], "bounds": {}, "kv_bytes": {}, "results": [], "versions": {}}
-    for report in reports:
-        total["versions"] |= report["versions"]
-        kept = [result for result in total["results"] if result["workload"] not in report["bounds"]]
-        total["results"] = kept + report["results"]
-        total["bounds"] |= report["bounds"]
-        total["kv_bytes"] |= report.get("kv_bytes", {})
-    return total
+    """What is wrong with our own results, or why they are missing."""
+    ours = [result for result in report["results"] if result["implementation"] == OURS]
+    return [
+        f"sdpa on {result['workload']}: {result['unsupported'] or error_cell(result)}"
+        for result in ours
+        if result["unsupported"] or not is_right(result)
+    ]
 
 
 def with_text_between(document, begin, text, end):
@@ -143,18 +231,3 @@ def with_text_between(document, begin, text, end):
     if not found:
         raise ValueError(f"the document must have the lines {begin!r} and {end!r}, in this order")
     return f"{before}{begin}\n{text}\n{end}{after}"
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--markdown", type=Path, metavar="FILE")
-    arguments = parser.parse_args()
-    report = joined([json.loads(file.read_text()) for file in arguments.files])
-    print(text_table(report))
-    if arguments.markdown:
-        arguments.markdown.write_text(markdown_table(report))
-
-
-if __name__ == "__main__":
-    main()

@@ -29,6 +29,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 REPEATS = 3  # of a disturbed slice, before it is taken as it is
 DISTURBED = 0.05  # of the CPU time of a slice, spent by others
 SLICE_SECONDS = (0.01, 0.5)
+PACE = 1e11  # operations per second, to plan by
 OUTCLASSED = 4  # times slower than the best when first run: measured in the first round only
 
 
@@ -53,6 +54,10 @@ class Result:
     def median(self):
         return statistics.median(self.samples) if self.samples else float("inf")
 
+    def duration(self, seconds):
+        """Of a slice of so many seconds: at least one call."""
+        return max(seconds, self.estimate)
+
     def as_json(self):
         names = ("workload", "implementation", "error", "allowed", "unsupported", "disturbed")
         known = {name: getattr(self, name) for name in names}
@@ -62,11 +67,16 @@ class Result:
 
 
 class Process:
-    """A worker, stopped except inside `ask`; `folder`: where it looks first for what it imports."""
+    """A worker, stopped except inside `ask`.
 
-    def __init__(self, implementation, environment, folder=ROOT):
-        self.implementation = implementation
-        self._environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(THREADS)), **environment}
+    name : of an implementation; `name@2` is the same on two CPUs.
+    folder : where it looks first for what it imports.
+    """
+
+    def __init__(self, name, environment, folder=ROOT):
+        self.implementation, _, threads = name.partition("@")
+        self._cpus = sorted(os.sched_getaffinity(0))[: int(threads or THREADS)]
+        self._environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(len(self._cpus))), **environment}
         self._folder = folder
         self._process = None
 
@@ -100,15 +110,27 @@ class Process:
                 self._process.kill()
 
     def _start(self):
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", self.implementation],
-            cwd=self._folder,
-            env=self._environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        with on_cpus(self._cpus):  # which the process inherits
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.worker", self.implementation],
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+
+
+@contextlib.contextmanager
+def on_cpus(cpus):
+    """This process may use only these."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def end_workers_on_termination():
@@ -158,35 +180,42 @@ class Comparison:
         for process in self._processes.values():
             process.close()
 
-    def prepare(self):
-        """Have each implementation set up each workload, and check what it computes."""
+    def prepare(self, later=0):
+        """Have each implementation set up each workload, and check what it computes; `later`: seconds that what follows
+        will take, for the time left."""
+        left = TimeLeft(len(self._processes) * sum(map(preparation, self.workloads)), later)
         with tempfile.TemporaryDirectory() as folder:
             check = Path(folder) / "check.npz"
             for workload in self.workloads:
-                self._progress(f"checking {workload.name}")
+                self._progress(f"checking {workload.name}", left())
                 oracle.save(check, oracle.check(workload, *workload.draw()))
                 for name, process in self._processes.items():
+                    self._progress(f"checking {workload.name}: {name}", left())
                     file = None if name == READ else str(check)  # which compares what it read itself
                     answer = process.ask(do="prepare", workload=workload.name, check=file)
                     self.results[workload.name][name] = Result(workload.name, name, **answer)
+                    left.took(preparation(workload))
 
-    def measure(self, rounds, seconds):
+    def measure(self, rounds, seconds, later=0):
         """Time all pairs in turn, `rounds` times, in about so many seconds altogether."""
-        pairs = [pair for workload in self.workloads for pair in self._contenders(workload, first=True)]
-        each = float(np.clip(seconds / max(1, rounds * len(pairs)), *SLICE_SECONDS))
-        for number in range(rounds):
-            for workload in self.workloads:
-                self._progress(f"round {number + 1} of {rounds}: {workload.name}")
-                contenders = self._contenders(workload, first=number == 0)
-                turn = number % max(1, len(contenders))
-                for result in contenders[turn:] + contenders[:turn]:
-                    self._slice(workload, result, each)
+        turns = [(number, workload) for number in range(rounds) for workload in self.workloads]
+        first = [result for workload in self.workloads for result in self._contenders(workload, first=True)]
+        each = float(np.clip(seconds / max(1, rounds * len(first)), *SLICE_SECONDS))
+        planned = [result.duration(each) for turn in turns for result in self._contenders(turn[1], first=turn[0] == 0)]
+        left = TimeLeft(sum(planned), later)
+        for number, workload in turns:
+            contenders = self._contenders(workload, first=number == 0)
+            turn = number % max(1, len(contenders))
+            for result in contenders[turn:] + contenders[:turn]:
+                self._progress(f"round {number + 1} of {rounds}: {workload.name}", left())
+                self._slice(workload, result, each)
+                left.took(result.duration(each))
 
     def _contenders(self, workload, first):
         """The results to add to: of all that can do it the first time, then without the outclassed."""
         able = [result for result in self.results[workload.name].values() if not result.unsupported]
         limit = OUTCLASSED * min((result.estimate for result in able if result.implementation != READ), default=0)
-        return [r for r in able if first or r.estimate <= limit or r.implementation in ("sdpa", READ)]
+        return [r for r in able if first or r.estimate <= limit or r.implementation.partition("@")[0] in ("sdpa", READ)]
 
     def _slice(self, workload, result, seconds):
         answer, disturbed = quiet_slice_of(self._processes[result.implementation], workload, seconds)
@@ -195,15 +224,41 @@ class Comparison:
         result.samples += answer.get("samples", [])
 
 
+class TimeLeft:
+    """The seconds that a plan still takes, if the rest goes on as what was done so far; `later`: what comes after."""
+
+    def __init__(self, planned, later=0):
+        self._planned, self._later, self._done = planned, later, 0.0
+        self._start = time.perf_counter()
+
+    def took(self, planned):
+        self._done += planned
+
+    def __call__(self):
+        pace = (time.perf_counter() - self._start) / self._done if self._done else 1
+        return pace * max(0, self._planned - self._done) + self._later
+
+
+def preparation(workload):
+    """About how many seconds an implementation takes for it: a few calls, and drawing the arrays."""
+    return 0.3 + 4 * workload.flops / PACE + workload.bytes / 1e9
+
+
 @contextlib.contextmanager
 def progress_line(stream):
-    """A function that shows what is being done, on one line, if someone is watching."""
+    """A function that shows what is being done, and the seconds left if given, on one line, if someone is watching."""
     watched = stream.isatty()
 
-    def show(text):
+    def show(text, left=None):
         if watched:
-            stream.write(f"\r\033[K{text}")
+            stream.write(f"\r\033[K{text}{time_left(left)}")
             stream.flush()
 
     yield show
     show("")
+
+
+def time_left(seconds):
+    if seconds is None:
+        return ""
+    return f", {seconds / 60:.0f} min left" if seconds >= 90 else f", {seconds:.0f} s left"

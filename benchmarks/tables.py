@@ -1,4 +1,4 @@
-"""Rows of text as a table, for a terminal or in Markdown.  The first row is the header; the first column goes left."""
+"""Rows of text as a table: of a terminal, or in Markdown.  The first row is the header, the first column set left."""
 
 
 def text(rows):
@@ -10,7 +10,8 @@ def text(rows):
     return "\n".join(line.rstrip() for line in lines)
 
 
-def markdown(rows):
+def markdown(rows, left=(0,)):
+    """`left`: the columns that are set left; the others are numbers."""
     header, *others = rows
-    rule = ["---", *["---:"] * (len(header) - 1)]
+    rule = ["---" if column in left else "---:" for column in range(len(header))]
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *others))

@@ -18,6 +18,7 @@ from benchmarks import (
     projections,
     reading,
     report,
+    rows,
     runner,
     variants,
     worker,
@@ -331,10 +332,10 @@ def test_the_rates_of_reading_are_shown():
         {"workload": "w", "implementation": name, "minimum": time, "median": time, "error": 0, "allowed": 0}
         for name, time in {"sdpa": 2e-3, "read": 1e-3, "ncnn": 1.5e-3}.items()
     ]
-    [row], [(ratio, lead)] = report.rows_of({"bounds": {"w": 1e-3}, "kv_bytes": {"w": 10**8}, "results": results})
-    cells = dict(zip(report.HEADER, row, strict=True))
+    [row] = rows.rows_of({"bounds": {"w": 1e-3}, "kv_bytes": {"w": 10**8}, "results": results})
+    cells = dict(zip(report.HEADER, report.detail(row), strict=True))
     assert cells["GB/s"] == "50 of 100" and cells["best peer"] == "ncnn" and cells["the others"] == ""
-    assert (ratio, lead) == (0.5, 0.75)
+    assert (row.share, row.lead) == (0.5, 0.75)
 
 
 def test_reading_outclasses_nobody():
@@ -457,13 +458,11 @@ def test_compare_with_reading_and_a_peer(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(compare.machine, "measure", lambda isa: ZEN4)
     file = tmp_path / "result.json"
     options = ["--only", "decode-short-fp32", "--peers", "numpy", "--seconds", "0.1", "--rounds", "1", "--mem"]
-    monkeypatch.setattr("sys.argv", ["compare", *options, "--json", str(file)])
-    compare.main()
+    compare.main([*options, "--json", str(file)])
     printed = capsys.readouterr().out
     assert "geometric mean" in printed and "extra MB" in printed
-    measured = report.joined([json.loads(file.read_text())] * 2)
-    [row], _ = report.rows_of(measured)
-    cells = dict(zip(report.HEADER, row, strict=True))
+    [row] = rows.rows_of(rows.read([file, file]))
+    cells = dict(zip(report.HEADER, report.detail(row), strict=True))
     assert cells["best peer"] == "numpy" and cells["sdpa ms"] and "WRONG" not in cells["error"]
     if Probe().has_threads:
         assert " of " in cells["GB/s"]

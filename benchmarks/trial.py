@@ -49,12 +49,14 @@ def verdict(answer):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peers", nargs="?", default="*", help="peers, libraries or patterns, comma-separated")
+    parser.add_argument(
+        "peers", nargs="?", type=select_peers, default="*", help="peers, libraries or patterns, comma-separated"
+    )
     parser.add_argument("--only", metavar="PATTERN", help="workloads whose name contains or matches it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         expected = expect(select(arguments.only), folder)
-        for name in select_peers(arguments.peers):
+        for name in arguments.peers:
             if not IMPLEMENTATIONS[name].installed:
                 print(f"{name}: {IMPLEMENTATIONS[name].library} is not installed")
                 continue

@@ -18,11 +18,10 @@ from pathlib import Path
 import sdpa
 from benchmarks import memory, oracle
 from benchmarks.peers import IMPLEMENTATIONS, adapter_of
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import KEEP_BYTES, NAMED, Workload
 
 SAMPLE_SECONDS = 100e-6  # short calls are timed several at a time, so that reading the clock does not count
 WARM_SECONDS = 0.02  # before a slice the threads are woken by calls for so long
-KEEP_BYTES = 400 << 20  # prepared workloads beyond this are dropped, the oldest first
 
 
 class Worker:
@@ -63,15 +62,15 @@ class Worker:
 
     def _get(self, name):
         if name not in self._prepared:
-            self._make_room(WORKLOADS[name].bytes)
-            workload = WORKLOADS[name]
+            self._make_room(NAMED[name].bytes)
+            workload = NAMED[name]
             call, result = adapter_of(self._implementation, workload)(workload)
             call()
             self._prepared[name] = call, result, estimate(call)
         return self._prepared[name]
 
     def _make_room(self, nbytes):
-        while self._prepared and nbytes + sum(WORKLOADS[name].bytes for name in self._prepared) > KEEP_BYTES:
+        while self._prepared and nbytes + sum(NAMED[name].bytes for name in self._prepared) > KEEP_BYTES:
             del self._prepared[next(iter(self._prepared))]
 
 

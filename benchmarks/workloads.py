@@ -24,6 +24,7 @@ DTYPES = {
 PRODUCTS = {"forward": 2, "backward": 7, "layer": 2}
 
 SHRUNK_LENGTH = 67  # a prime, and more than four vectors of 16
+KEEP_BYTES = 400 << 20  # of prepared workloads: a worker drops what is beyond, the oldest first
 
 
 @dataclass(frozen=True)
@@ -260,16 +261,43 @@ WORKLOADS = {workload.name: workload for workload in CASES}
 for dtype_name, names in OTHERS.items():
     WORKLOADS |= {w.name: w for w in (replace(case, dtype_name=dtype_name) for case in CASES if case.case in names)}
 
+# Families in which one size grows: {family: {size: workload}}.  All that are prepared at once fit in a worker.
+SWEEPS = {
+    "length": {n: Workload(f"length-{n}", 1, 2, 2, n, n, 64, causal=True) for n in (2**i for i in range(16))},
+    "head-size": {
+        dim: Workload(f"head-size-{dim}", 1, 8, 8, 1024, 1024, dim)
+        for dim in (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
+    },
+    "context": {n: Workload(f"context-{n}", 1, 16, 2, 1, n, 128) for n in (128 * 4**i for i in range(6))},
+}
+NAMED = WORKLOADS | {workload.name: workload for family in SWEEPS.values() for workload in family.values()}
 
-def select(patterns):
-    """The workloads whose name contains or matches one of the comma-separated patterns; all for None."""
-    if patterns is None:
-        return list(WORKLOADS.values())
+
+def batches(workloads, limit=KEEP_BYTES):
+    """The workloads in their order, as few lists as a worker can prepare at once."""
+    lists, total = [[]], 0
+    for workload in workloads:
+        total += workload.bytes
+        if lists[-1] and total > limit:
+            lists.append([])
+            total = workload.bytes
+        lists[-1].append(workload)
+    return lists
+
+
+def select(patterns, dtypes=None):
+    """The workloads whose name contains or matches one of the comma-separated patterns, in one of these dtypes; all for
+    None."""
     chosen = [
         workload
         for name, workload in WORKLOADS.items()
-        if any(pattern in name or fnmatch.fnmatch(name, pattern) for pattern in patterns.split(","))
+        if matches(name, patterns) and (dtypes is None or workload.dtype_name in dtypes)
     ]
     if not chosen:
-        raise SystemExit(f"no workload matches {patterns!r}; there are: {', '.join(WORKLOADS)}")
+        which = f"{patterns!r}" if dtypes is None else f"{patterns!r} in {', '.join(dtypes)}"
+        raise SystemExit(f"no workload matches {which}; there are: {', '.join(WORKLOADS)}")
     return chosen
+
+
+def matches(name, patterns):
+    return patterns is None or any(part in name or fnmatch.fnmatch(name, part) for part in patterns.split(","))

@@ -1,10 +1,10 @@
-"""The command line: python -m sdpa info | demo | lab."""
+"""The command line: python -m sdpa info | demo | lab | bench."""
 
 import argparse
 
 import sdpa
 
-from . import _demo
+from . import _bench, _demo
 from .lab import _command
 
 
@@ -27,8 +27,15 @@ def main():
     ):
         commands.add_parser(name, help=text, description=text).set_defaults(run=lambda _, run=run: run())
     _command.add_to(commands)
-    arguments = parser.parse_args()
-    arguments.run(arguments)
+    # Its options are those of benchmarks/compare.py, --help among them.
+    commands.add_parser("bench", help=_bench.TEXT, add_help=False).set_defaults(run=None)
+    arguments, others = parser.parse_known_args()
+    if arguments.run is None:
+        _bench.bench(others)
+    elif others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    else:
+        arguments.run(arguments)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sdpa
-from sdpa import _demo
+from sdpa import _bench, _demo
 
 
 def command(*arguments, **environment):
@@ -86,4 +86,33 @@ def test_usage_errors(arguments):
 def test_help():
     run = command("--help")
     assert run.returncode == 0
-    assert "info" in run.stdout and "demo" in run.stdout
+    assert all(name in run.stdout for name in ("info", "demo", "lab", "bench"))
+
+
+def test_bench_has_the_options_of_the_benchmarks():
+    run = command("bench", "--help")
+    assert run.returncode == 0, run.stderr
+    assert "usage: python -m sdpa bench" in run.stdout
+    for option in ("--peers", "--only", "--dtypes", "--seconds", "--sweeps", "--json", "--html"):
+        assert option in run.stdout
+
+
+def test_bench_names_what_is_wrong():
+    run = command("bench", "--peers", "nobody")
+    assert run.returncode == 2
+    assert "python -m sdpa bench: error: argument --peers: 'nobody' is neither a peer nor a library" in run.stderr
+
+
+def test_bench_needs_a_clone(monkeypatch, tmp_path):
+    monkeypatch.setattr(_bench, "CHECKOUT", tmp_path)
+    with pytest.raises(SystemExit, match=r"needs the folder benchmarks/.*\nClone the repository"):
+        _bench.bench([])
+
+
+def test_bench_needs_what_the_benchmarks_import(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'ml_dtypes'", name="ml_dtypes")
+
+    monkeypatch.setattr(_bench.importlib, "import_module", missing)
+    with pytest.raises(SystemExit, match="need ml_dtypes: pip install"):
+        _bench.bench([])

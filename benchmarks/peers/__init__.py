@@ -11,6 +11,7 @@ Workloads of the kinds "backward" and "layer" have adapters of their own.  Of "b
 the outcome and the gradients of query, key and value; of "layer" the axes are (B, 1, M, W).
 """
 
+import argparse
 import fnmatch
 import importlib.util
 from collections.abc import Callable
@@ -98,7 +99,9 @@ def select_peers(patterns):
         found = [name for name, peer in PEERS.items() if matches(name, peer, pattern)]
         if not found:
             libraries = dict.fromkeys(peer.library for peer in PEERS.values())
-            raise SystemExit(f"no peer or library {pattern}; there are: {', '.join(PEERS)}; of {', '.join(libraries)}")
+            raise argparse.ArgumentTypeError(
+                f"{pattern!r} is neither a peer nor a library; there are: {', '.join(PEERS)}; of {', '.join(libraries)}"
+            )
         chosen.update(found)
     return [name for name in PEERS if name in chosen]
 

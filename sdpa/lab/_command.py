@@ -24,9 +24,9 @@ def add_to(commands):
     description = f"Experiments on attention, on the kernels of sdpa.  All of them: about a minute; writes {PAGE}."
     parser = commands.add_parser("lab", help=TEXT, description=description)
     page = parser.add_mutually_exclusive_group()
-    page.add_argument("--html", metavar="FILE", type=_file, help=f"the page, instead of {PAGE}")
+    page.add_argument("--html", metavar="FILE", type=file_to_write, help=f"the page, instead of {PAGE}")
     page.add_argument("--no-html", action="store_true", help="write no page")
-    parser.add_argument("--json", metavar="FILE", type=_file, help="write all numbers to this file")
+    parser.add_argument("--json", metavar="FILE", type=file_to_write, help="write all numbers to this file")
     parser.set_defaults(run=lambda arguments: _all(parser, arguments))
     experiments = parser.add_subparsers(metavar="EXPERIMENT", title="experiments; each has options and --help")
     for experiment in EXPERIMENTS:
@@ -37,8 +37,8 @@ def _add_experiment(parsers, experiment):
     text = f"{experiment.title}.  {_terminal.plain(experiment.claim)}".replace("%", "%%")
     parser = parsers.add_parser(experiment.name, help=experiment.title.replace("%", "%%"), description=text)
     # A default here would overrule what is given before the name of the experiment.
-    parser.add_argument("--html", metavar="FILE", type=_file, default=argparse.SUPPRESS, help="write a page")
-    parser.add_argument("--json", metavar="FILE", type=_file, default=argparse.SUPPRESS, help="write the numbers")
+    for flag, what in ("--html", "a page"), ("--json", "the numbers"):
+        parser.add_argument(flag, metavar="FILE", type=file_to_write, default=argparse.SUPPRESS, help=f"write {what}")
     for name, default in experiment.options.items():
         flag = f"--{name.replace('_', '-')}"
         read, metavar = _reader(default)
@@ -74,7 +74,7 @@ def _finite(text):
     return number
 
 
-def _file(text):
+def file_to_write(text):
     """A file that can be written, as far as one can tell before the experiments run."""
     path = Path(text)
     wrong = (
@@ -90,7 +90,7 @@ def _file(text):
 
 def _all(parser, arguments):
     try:
-        page = None if arguments.no_html else arguments.html or _file(PAGE)
+        page = None if arguments.no_html else arguments.html or file_to_write(PAGE)
     except argparse.ArgumentTypeError as error:
         parser.error(f"the page {error}; choose another with --html, or --no-html")
     progress = _terminal.Progress(len(EXPERIMENTS))

@@ -25,6 +25,7 @@ class Table(NamedTuple):
     caption: str
     header: tuple[str, ...]
     rows: list[tuple[str, ...]]
+    best: frozenset[tuple[int, int]] = frozenset()  # (row, column) of the cells that stand out
 
 
 class Figure(NamedTuple):

@@ -5,6 +5,7 @@ import io
 import re
 
 from . import _drawing
+from ._page_style import DARK, LIGHT
 
 VARIABLES = {
     _drawing.INK: "--ink",
@@ -15,7 +16,9 @@ VARIABLES = {
 }
 SUBSCRIPT = r"(?<![A-Za-z])([A-Za-z])_(k|model|[A-Z])\b"  # in text: d_k, d_model, W_Q
 LOWERED = r'\1<tspan dy="1.5" style="font-size: 75%">\2</tspan><tspan dy="-1.5">&#8203;</tspan>'
+FONTS = 'system-ui, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif'  # of a picture by itself
 POINT = 4 / 3  # CSS pixels
+MARGIN = 8  # points, around a picture
 
 
 def svg(figure, prefix, label):
@@ -34,6 +37,26 @@ def svg(figure, prefix, label):
     text = text.replace("'DejaVu Sans'", "inherit")
     text = re.sub(r"\s*\n\s*", " ", text).replace("> <", "><")
     return re.sub(r"<svg[^>]*>", lambda found: _head(found[0], label), text, count=1).strip()
+
+
+def picture(figure, label):
+    """A figure as a file of its own, on paper with a margin, light or dark as its reader."""
+    image = svg(figure, "figure", label)
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', image)
+    wide, high = (float(size) + 2 * MARGIN for size in box.groups())
+    place = f'x="{-MARGIN}" y="{-MARGIN}" width="{wide:g}" height="{high:g}"'
+    style = (
+        f"<style>:root {{ {LIGHT} font-family: {FONTS} }} "
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}</style>"
+    )
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" \
+width="{wide * POINT:.0f}" height="{high * POINT:.0f}" viewBox="{-MARGIN} {-MARGIN} {wide:g} {high:g}">
+<title>{html.escape(label)}</title>
+{style}
+<rect {place} rx="5" style="fill: var(--paper)"/>
+{re.sub(r"^<svg[^>]*>|</svg>$", "", image)}
+</svg>
+"""
 
 
 def _variable(colour):

@@ -1,0 +1,82 @@
+"""What result files say, a row for each workload; several files as one."""
+
+import json
+import math
+from typing import NamedTuple
+
+from benchmarks.libraries import OURS, READ, library_of
+
+
+class Row(NamedTuple):
+    """One workload; results are dictionaries as `compare` writes them, None where there is none."""
+
+    name: str
+    bound: float
+    ours: dict | None
+    reading: dict | None  # of the loop that only reads K and V
+    peers: list[dict]  # the fastest first, wrong ones among them
+    kv_bytes: int | None = None
+
+    @property
+    def right(self):
+        """The peers that count."""
+        return [result for result in self.peers if is_right(result)]
+
+    @property
+    def best(self):
+        return next(iter(self.right), None)
+
+    @property
+    def share(self):
+        return self.bound / self.ours["minimum"] if self.ours else math.nan
+
+    @property
+    def lead(self):
+        return speed_up(self.ours, self.best)
+
+    @property
+    def libraries(self):
+        """{library: the best result of its implementations}."""
+        return {library_of(result["implementation"]): result for result in reversed(self.right)}
+
+
+def is_right(result):
+    """Whether the error is one that passes; that which is not a number does not."""
+    return result["error"] <= result["allowed"]
+
+
+def speed_up(ours, theirs):
+    return theirs["minimum"] / ours["minimum"] if ours and theirs else math.nan
+
+
+def rows_of(report):
+    by_workload = {name: {} for name in report["bounds"]}
+    for result in report["results"]:
+        if "minimum" in result and result["workload"] in by_workload:
+            by_workload[result["workload"]][result["implementation"]] = result
+    rows = []
+    for name, results in by_workload.items():
+        ours, reading = results.pop(OURS, None), results.pop(READ, None)
+        peers = sorted(results.values(), key=lambda result: result["minimum"])
+        rows.append(Row(name, report["bounds"][name], ours, reading, peers, report.get("kv_bytes", {}).get(name)))
+    return rows
+
+
+def joined(reports):
+    """Several result files as one; a workload in more than one counts as in the last, and so do sweeps and memory."""
+    total = {}
+    for report in reports:
+        kept = [result for result in total.get("results", []) if result["workload"] not in report.get("bounds", {})]
+        parts = {part: {**total.get(part, {}), **report.get(part, {})} for part in ("bounds", "kv_bytes", "versions")}
+        total = {**total, **report, **parts, "results": kept + report.get("results", [])}
+    return total
+
+
+def geometric_mean(values):
+    known = [math.log(value) for value in values if not math.isnan(value)]
+    return math.exp(sum(known) / len(known)) if known else math.nan
+
+
+def read(files):
+    """Result files as one report."""
+    return joined([json.loads(file.read_text(encoding="utf-8")) for file in files])

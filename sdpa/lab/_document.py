@@ -1,0 +1,76 @@
+"""What a page consists of: one HTML file with everything in it.  That of the laboratory, and that of the benchmarks."""
+
+import re
+from html import escape
+
+from . import _drawing
+from ._page_style import STYLE
+from ._svg import SUBSCRIPT, svg
+
+
+def document(title, header, main, footer):
+    """The text of a page; its parts are HTML."""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<header>
+<h1>{escape(title)}</h1>
+{header}
+</header>
+<main>
+{main}
+</main>
+<footer>
+{footer}
+</footer>
+</body>
+</html>
+"""
+
+
+def as_html(text):
+    """Text as HTML: d_k with a subscript."""
+    return re.sub(SUBSCRIPT, r"<var>\1<sub>\2</sub></var>", escape(text))
+
+
+def figures(list_of_figures, numbers, prefix):
+    """Figures of these numbers, side by side where there is room."""
+    drawn = []
+    for number, figure in enumerate(list_of_figures, 1):
+        with _drawing.style():
+            image = svg(figure.draw(numbers), f"{prefix}-{number}", figure.caption)
+        drawn.append(f"<figure>\n{image}\n<figcaption>{as_html(figure.caption)}</figcaption>\n</figure>")
+    return f'<div class="figures">\n{chr(10).join(drawn)}\n</div>' if drawn else ""
+
+
+def table(one):
+    """In a box of its own, that scrolls where it is wider than the page."""
+    head = "".join(f'<th scope="col">{as_html(cell)}</th>' for cell in one.header)
+    rows = "\n".join(f"<tr>{''.join(_cell(one, i, j) for j in range(len(row)))}</tr>" for i, row in enumerate(one.rows))
+    caption = escape(one.caption)
+    return f"""<div><p class="caption">{as_html(one.caption)}</p>
+<div class="table" role="region" aria-label="{caption}" tabindex="0"><table>
+<thead><tr>{head}</tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table></div></div>"""
+
+
+def _cell(one, i, j):
+    cell = as_html(one.rows[i][j])
+    return f"<td><strong>{cell}</strong></td>" if (i, j) in one.best else f"<td>{cell}</td>"
+
+
+def facts(items, figures):
+    """Names with texts, for the foot of a page."""
+    listed = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in items.items())
+    missing = "" if figures else f"<p>Figures need matplotlib: <code>pip install '{_drawing.EXTRA}'</code></p>\n"
+    return f"{missing}<dl>\n{listed}\n</dl>"
