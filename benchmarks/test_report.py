@@ -202,9 +202,9 @@ def test_usage_errors(options, message, capsys):
 
 
 def test_workloads_of_some_dtypes():
-    assert [one.name for one in select("tiny,bert", ["bf16"])] == ["bert-bf16", "bwd-bert-bf16"]
-    with pytest.raises(SystemExit, match="no workload matches 'tiny' in bf16"):
-        select("tiny", ["bf16"])
+    assert [one.name for one in select("tiny,bert", ["bf16"])] == ["bert-bf16", "tiny-bf16", "bwd-bert-bf16"]
+    with pytest.raises(SystemExit, match="no workload matches 'tiny' in fp64"):
+        select("tiny", ["fp64"])
 
 
 def test_batches_fit_in_a_worker():

@@ -206,6 +206,13 @@ def test_json_has_no_numbers_that_are_not():
     assert _command._plain(given) == {"a": [1.5, "inf", "nan"], "b": ["-inf", 3, "text", None, True]}
 
 
+def test_json_has_no_digits_that_float32_has_not():
+    given = np.random.default_rng(0).standard_normal((100, 10), np.float32)
+    plain = _command._plain(given)
+    np.testing.assert_array_equal(np.array(plain, np.float32), given)
+    assert _command._plain(np.float32(0.1)) == 0.1 and len(json.dumps(plain)) < 14 * given.size
+
+
 def test_readers_of_options():
     assert _command._reader((0.5,))[0]("1,2.5") == (1.0, 2.5)
     assert _command._reader((1, 2.5))[0]("1.5") == (1.5,)

@@ -3,20 +3,23 @@
 Each experiment is a function that returns its numbers; `python -m sdpa lab` runs them all and writes a page with
 figures.  `heatmap` draws anybody's weights.  Figures need matplotlib: pip install 'sdpa[lab]'."""
 
-from . import _cosine, _gaps, _gradients, _heads, _saturation, _sentence, _steps, _variance
+from . import _cosine, _gaps, _gradients, _heads, _overflow, _saturation, _sentence, _steps, _training, _variance
 from ._cosine import cosine
 from ._gaps import gaps
 from ._gradients import gradients
 from ._heads import heads
 from ._heatmap import heatmap
+from ._overflow import overflow
 from ._saturation import saturation
 from ._sentence import sentence
 from ._steps import steps
+from ._training import training
 from ._variance import variance
 
 # In the order of the page.
 EXPERIMENTS = tuple(
-    module.EXPERIMENT for module in (_steps, _variance, _gaps, _saturation, _gradients, _heads, _cosine, _sentence)
+    module.EXPERIMENT
+    for module in (_steps, _variance, _gaps, _saturation, _gradients, _training, _heads, _overflow, _cosine, _sentence)
 )
 
 __all__ = [
@@ -26,8 +29,10 @@ __all__ = [
     "gradients",
     "heads",
     "heatmap",
+    "overflow",
     "saturation",
     "sentence",
     "steps",
+    "training",
     "variance",
 ]

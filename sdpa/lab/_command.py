@@ -158,6 +158,8 @@ def _record(run):
 def _plain(value):
     """As JSON has it: arrays are lists, and numbers that are not finite strings."""
     if isinstance(value, np.ndarray | np.generic):
+        if value.dtype == np.float32:
+            value = value.astype(str).astype(float)  # with the digits that tell it from others, half of those it has
         value = value.tolist() if value.dtype.kind in "biufSU" else value.astype(float).tolist()
     if hasattr(value, "_asdict"):
         value = value._asdict()

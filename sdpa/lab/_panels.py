@@ -25,8 +25,12 @@ def lines_over(
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.minorticks_off()
     mark_sizes(axes, x if ticks is None else ticks)
-    figure.legend(loc="outside upper center", ncols=columns, fontsize=8, handlelength=2, columnspacing=1.2)
+    legend_above(figure, columns)
     return figure
+
+
+def legend_above(figure, columns):
+    figure.legend(loc="outside upper center", ncols=columns, fontsize=8, handlelength=2, columnspacing=1.2)
 
 
 def mark_sizes(axes, x):
