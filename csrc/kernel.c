@@ -75,6 +75,9 @@ enum { ROWS = VECTORS * VL, TALLEST = TILE > 16 ? TILE : 16 };
  * weights no longer fit into the first-level cache (48 KB) beside the queries. */
 enum { BLOCK_KEYS = 128 };
 
+/* Whether additive scores are computed, too. */
+#define ADDITIVE (!PAIRS && !SDPA_FEW_ROWS)
+
 enum { STEP = PAIRS ? 2 : 1 }; /* so many features, or keys, in one multiply-add of a lane */
 
 #include "vmath.h"
@@ -88,6 +91,9 @@ enum { STEP = PAIRS ? 2 : 1 }; /* so many features, or keys, in one multiply-add
 #include "few.h"
 #else
 #include "product.h"
+#endif
+#if ADDITIVE
+#include "additive.h"
 #endif
 #include "scores.h"
 #include "softmax.h"

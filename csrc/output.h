@@ -3,6 +3,9 @@
 static void begin(const sdpa_problem *p, sdpa_task *t)
 {
     load_queries(p, t);
+#if ADDITIVE
+    if (p->v) begin_additive(p, t);
+#endif
     real *max = t->max, *sum = t->sum, *kept = t->kept;
     for (int row = 0; row < t->vectors * VL; ++row) {
         max[row] = -(real)INFINITY;

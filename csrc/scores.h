@@ -143,6 +143,23 @@ static void score_odd_rows(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, 
     }
 }
 
+#if ADDITIVE
+static operand keys_to_match(const sdpa_problem *p, sdpa_task *t)
+{
+    return p->v ? exponential_keys(p, t) : read_keys(p, t);
+}
+static void match_keys(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys)
+{
+    if (p->v)
+        additive_products(p, t, g, keys);
+    else
+        score_products(p, t, g, keys);
+}
+#else
+#define keys_to_match read_keys
+#define match_keys score_products
+#endif
+
 /* The scores of a segment.  `high` of bare products comes with them; where they are shaped (on the edges of what
  * geometry shows, or everywhere) it is found again. */
 static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys)
@@ -150,7 +167,7 @@ static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, o
     const int steps = steps_of(p, t);
     real *high = t->high, before[ROWS];
     memcpy(before, high, sizeof before);
-    score_products(p, t, g, keys);
+    match_keys(p, t, g, keys);
     if (PAIRS && t->odd_rows) score_odd_rows(p, t, g, before);
     for (int v = g.first_vector; steps && v < g.end_vector; ++v) {
         const int whole = t->cut && t->whole[v].begin <= g.begin && g.end <= t->whole[v].end;
@@ -164,7 +181,7 @@ static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, o
 /* s and high of the block. */
 static void scores(const sdpa_problem *p, sdpa_task *t)
 {
-    const operand keys = read_keys(p, t);
+    const operand keys = keys_to_match(p, t);
     for (int v = 0; v < t->vectors; ++v) vf_store((real *)t->high + v * VL, vf_set1(-(real)INFINITY));
     for (int i = 0; i < t->segments; ++i) score_segment(p, t, t->segment[i], keys);
 }

@@ -40,6 +40,9 @@ typedef struct {
     double softcap;             /* 0: none */
     const double *sinks;        /* (B, H) or NULL */
     const double *alibi_slopes; /* (B, H) or NULL */
+    /* Additive scores (additive.h): query and key are projections then, `dim` their features, with numbers of (-2, 2)
+     * to weigh them; NULL: scores are products. */
+    const double *v; /* (H, dim) */
     /* Where K and V are int8: number d of a row is its int8 * scale[d >> group_shift]; a row of scales for each key. */
     sdpa_array key_scale, value_scale;
     int group_shift;
@@ -152,7 +155,8 @@ typedef struct {
     void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V cannot be read in place */
     int odd_values;              /* pairs: what is unusual about the values of the block (see pairs.h), */
     int any_odd_values;          /* and of all blocks so far */
-    uint64_t odd_rows;           /* pairs: bit per row whose scores must be computed in float */
+    uint64_t odd_rows;           /* bit per row whose scores are computed otherwise: see pairs.h, additive.h */
+    void *weigh;                 /* additive: [dim/4][5][R]: see additive.h */
 
     /* For gradients (see backward.h). */
     void *g;                        /* [E][R]: grad_out, as q is query */

@@ -152,6 +152,7 @@ static inline vf vf_div(vf a, vf b) { return V(div)(a, b); }
 static inline vf vf_fma(vf a, vf b, vf c) { return V(fmadd)(a, b, c); }   /* a*b + c */
 static inline vf vf_fnma(vf a, vf b, vf c) { return V(fnmadd)(a, b, c); } /* c - a*b */
 static inline vf vf_max(vf a, vf b) { return V(max)(a, b); }              /* b where either is NaN */
+static inline vf vf_min(vf a, vf b) { return V(min)(a, b); }              /* likewise */
 static inline vf vf_abs(vf a) { return V(andnot)(V(set1)((real)-0.0), a); }
 static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see ROUNDER in vmath.h */
 static inline vm vf_lt(vf a, vf b) { return V(cmp)(a, b, _CMP_LT_OQ); }

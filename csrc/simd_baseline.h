@@ -47,6 +47,7 @@ static inline vf vf_div(vf a, vf b) { LANES(vf, a.lane[i] / b.lane[i]); }
 static inline vf vf_fma(vf a, vf b, vf c) { LANES(vf, a.lane[i] * b.lane[i] + c.lane[i]); } /* two roundings */
 static inline vf vf_fnma(vf a, vf b, vf c) { LANES(vf, c.lane[i] - a.lane[i] * b.lane[i]); }
 static inline vf vf_max(vf a, vf b) { LANES(vf, a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]); }
+static inline vf vf_min(vf a, vf b) { LANES(vf, a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]); }
 static inline vf vf_abs(vf a) { LANES(vf, a.lane[i] < 0 ? -a.lane[i] : a.lane[i]); }
 static inline vm vf_lt(vf a, vf b) { LANES(vm, a.lane[i] < b.lane[i]); }
 static inline vm vf_eq(vf a, vf b) { LANES(vm, a.lane[i] == b.lane[i]); }

@@ -122,3 +122,4 @@ static inline vm vf_eq(vf a, vf b) { return V(ceq)(a, b); }
 static inline vf vf_select(vm m, vf a, vf b) { return V(bsl)(m, a, b); } /* m ? a : b */
 /* b where either is NaN, as on x86: neither vmaxq (NaN wins) nor vmaxnmq (numbers win) says that. */
 static inline vf vf_max(vf a, vf b) { return vf_select(vf_lt(b, a), a, b); }
+static inline vf vf_min(vf a, vf b) { return vf_select(vf_lt(a, b), a, b); }

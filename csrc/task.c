@@ -364,6 +364,7 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
         t[i].key_copy = key_copy, t[i].value_copy = value_copy;
         t[i].shrink = take(&at, rows, bytes);
         t[i].q = take(&at, dim * rows, bytes);
+        t[i].weigh = p->v ? take(&at, (p->dim + 3) / 4 * 5 * rows, bytes) : NULL;
         t[i].o = take(&at, value_dim * rows, bytes);
         t[i].max = take(&at, rows, bytes);
         t[i].sum = take(&at, rows, bytes);

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from . import reference
+from ._additive import additive_attention
 from ._backward import attention_backward, attention_varlen_backward
 from ._cache import KVCache
 from ._explain import Explanation, explain
@@ -26,6 +27,7 @@ __all__ = [
     "KVCache",
     "MultiHeadAttention",
     "PagedKVCache",
+    "additive_attention",
     "attention",
     "attention_backward",
     "attention_varlen",

@@ -22,6 +22,7 @@ cdef extern from "sdpa.h" nogil:
         double scale, softcap
         const double *sinks
         const double *alibi_slopes
+        const double *v
         sdpa_array key_scale, value_scale
         int group_shift
         const int64_t *q_starts

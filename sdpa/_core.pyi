@@ -43,6 +43,7 @@ def attend(
     k_starts: NDArray[np.int64] | None = None,
     pages: NDArray[np.int64] | None = None,
     page_size: int = 0,
+    v: NDArray[np.float64] | None = None,
 ) -> None: ...
 def attend_backward(
     kernel: Kernel,

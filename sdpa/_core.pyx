@@ -257,7 +257,7 @@ cdef class Kernel:
     cdef const sdpa_kernel *table(self, const sdpa_problem *p) noexcept:
         """For the batch with the most rows."""
         cdef const sdpa_kernel *const *engines = self.isa.kernel[purpose_of(p)]
-        return engines[1 if most_rows(p) <= most_of_few(self.isa, p) else 0]
+        return engines[1 if p.v == NULL and most_rows(p) <= most_of_few(self.isa, p) else 0]
 
     def __repr__(self):
         return f"<sdpa kernel {self.name}>"
@@ -363,7 +363,7 @@ def attend(
     double scale, double softcap, const double[:, ::1] sinks, const double[:, ::1] alibi_slopes, int threads,
     cnp.ndarray key_scale=None, cnp.ndarray value_scale=None, int group=0,
     const int64_t[::1] q_starts=None, const int64_t[::1] k_starts=None, const int64_t[:, ::1] pages=None,
-    int64_t page_size=0,
+    int64_t page_size=0, const double[:, ::1] v=None,
 ):
     """Checked arguments in, `out` (or `weights`) and `lse` filled.  Arrays are 4-D, lse (B, H, M, 1); None: absent.
 
@@ -372,6 +372,7 @@ def attend(
     q_starts : (S + 1).  Then query, out, mask, bias, lse are (1, H, T, ...), sequence after sequence; every other array
     of numbers has S, and kv_lengths, q_offset are given.  With k_starts (S) key and value are (1, G, T, ...), too; with
     `pages` (S, columns) key and value are pools (pages, G, page_size, ...).
+    v : (H, A), numbers of (-2, 2). Then scores are additive, and query and key projections to A features.
     """
     cdef sdpa_problem p
     cdef int64_t[::1] unit_starts
@@ -379,6 +380,8 @@ def attend(
                    scale, softcap, alibi_slopes, q_starts, k_starts)
     if sinks is not None:
         p.sinks = &sinks[0, 0]
+    if v is not None:
+        p.v = &v[0, 0]
     if key_scale is not None:
         set_scales(&p, key_scale, value_scale, group)
     if pages is not None:

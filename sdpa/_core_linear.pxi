@@ -20,8 +20,8 @@ cdef int64_t panels_of(const sdpa_kernel *kernel, int64_t outs) noexcept:
 
 
 def pack_weights(Kernel kernel not None, cnp.ndarray weight not None, bias):
-    """`weight` (outs, ins), of a dtype of ours, and `bias` (outs) or None as `linear` of this kernel reads them, for an
-    x of that dtype."""
+    """`weight` (outs, ins), of a dtype of ours, and `bias` (outs) or None as `linear` of this kernel reads them, for a
+    result of that dtype."""
     cdef sdpa_array array = array_of(weight)
     cdef const sdpa_kernel *table = linear_kernel(kernel, array.dtype)
     cdef int64_t outs = cnp.PyArray_DIM(weight, 0), ins = cnp.PyArray_DIM(weight, 1)
@@ -48,10 +48,10 @@ def linear(
     Kernel kernel not None, cnp.ndarray x not None, cnp.ndarray packed not None, cnp.ndarray bias,
     cnp.ndarray out not None, int threads,
 ):
-    """`out` (rows, outs) = x (rows, ins) W^T + bias: x and `out` of one dtype, with any strides, and W packed for it.
-    `bias` is what pack_weights gave."""
+    """`out` (rows, outs) = x (rows, ins) W^T + bias, with any strides.  W is packed for the dtype of `out`, which is
+    that of x or a wider one.  `bias` is what pack_weights gave."""
     cdef sdpa_linear l
-    cdef const sdpa_kernel *table = linear_kernel(kernel, code_of(cnp.PyArray_TYPE(x)))
+    cdef const sdpa_kernel *table = linear_kernel(kernel, code_of(cnp.PyArray_TYPE(out)))
     cdef int64_t panels = panels_of(table, cnp.PyArray_DIM(out, 1)), blocks, unit
     cdef size_t bytes_each
     cdef char *scratch

@@ -75,8 +75,7 @@ class Problem:
         kv_heads, self.kv_len, key_dim = k.shape[-3:]
         if max(dim, v.shape[-1]) > LONGEST:
             raise ValueError(f"query has shape {query.shape}: the last axes must not be longer than {LONGEST}")
-        if dim != key_dim:
-            raise ValueError(f"query has shape {query.shape} and key {key.shape}: the last axes must be equal")
+        self._check_sizes(dim, key_dim)
         if v.shape[-3:-1] != k.shape[-3:-1]:
             raise ValueError(
                 f"key has shape {key.shape} and value {value.shape}: they must have the same heads and the same keys"
@@ -90,6 +89,16 @@ class Problem:
             q, k, v = self._broadcast_lead(q, k, v)
         self.lead, self.value_dim = q.shape[:-3], v.shape[-1]
         self.query, self.key, self.value = q, k, v
+
+    def _check_sizes(self, dim, key_dim):
+        """That a query can be compared with a key."""
+        if dim != key_dim:
+            shapes = f"query has shape {self.inputs['query'].shape} and key {self.inputs['key'].shape}"
+            raise ValueError(f"{shapes}: the last axes must be equal")
+
+    def _cost_of_score(self):
+        """In multiply-adds."""
+        return self.query.shape[-1]
 
     def _place_window(self, left, right):
         """Query i sees keys from i + begin_shift up to, not including, i + end_shift; None: no bound."""
@@ -124,7 +133,7 @@ class Problem:
 
     def _threads(self, threads):
         if threads is None and _core.is_small(
-            math.prod(self.lead), self.heads, self.q_len, self.kv_len, self.query.shape[-1], self.value_dim
+            math.prod(self.lead), self.heads, self.q_len, self.kv_len, self._cost_of_score(), self.value_dim
         ):
             return 1
         return _threads.count(threads)
@@ -165,9 +174,9 @@ class Problem:
     def new_lse(self):
         return np.empty((*self.lead, self.heads, self.q_len), sum_dtype(self.dtype))
 
-    def run(self, kernel, *, out=None, weights=None, lse=None, **scales):
-        """Fill `out` or `weights` (lead, H, M, E or N) and `lse` (lead, H, M).  `scales` of int8 go with one axis of
-        batches."""
+    def run(self, kernel, *, out=None, weights=None, lse=None, **more):
+        """Fill `out` or `weights` (lead, H, M, E or N) and `lse` (lead, H, M).  There may be `more` of what `attend`
+        takes: scales of int8, with one axis of batches, or v."""
         arrays = (self.query, self.key, self.value, _four_axes(out), weights, self.mask, self.bias,
                   None if lse is None else lse[..., None])  # fmt: skip
         if self.query.shape[-1] == 0:  # nothing to compare: every row sees nothing
@@ -182,7 +191,7 @@ class Problem:
                 begin_shift=part_of(self.begin_shift, batches), end_shift=part_of(self.end_shift, batches),
                 q_offset=part_of(self.q_offset, batches), kv_lengths=part_of(self.kv_lengths, batches),
                 scale=self.scale, softcap=self.softcap, sinks=part_of(self.sinks, batches),
-                alibi_slopes=part_of(self.alibi_slopes, batches), threads=self.threads, **scales,
+                alibi_slopes=part_of(self.alibi_slopes, batches), threads=self.threads, **more,
             )  # fmt: skip
 
 

@@ -108,14 +108,15 @@ def allowed(naive, dtype, rounded_weights=False, factor=2, floor=4):
     return sums if dtype == wide else sums + 0.5 + (0.5 + 0.5) * rounded_weights
 
 
-def judge(out, lse, query, key, value, *, factor=2, floor=4, **options):
+def judge(out, lse, query, key, value, *, oracle=reference.attention, factor=2, floor=4, **options):
     """`out` and `lse` are as accurate as NumPy in the dtype of the arithmetic."""
     dtype, wide = query.dtype.type, arithmetic(query.dtype)
-    exact, exact_lse = reference.attention(query, key, value, return_lse=True, dtype=exactly(dtype), **options)
-    naive, naive_lse = reference.attention(query, key, value, return_lse=True, dtype=wide, **options)
-    scale = reference.attention(query, key, np.abs(value), dtype=exactly(dtype), **options)
+    exact, exact_lse = oracle(query, key, value, return_lse=True, dtype=exactly(dtype), **options)
+    naive, naive_lse = oracle(query, key, value, return_lse=True, dtype=wide, **options)
+    scale = oracle(query, key, np.abs(value), dtype=exactly(dtype), **options)
     assert out.dtype == dtype and lse.dtype == wide and out.shape == exact.shape and lse.shape == exact_lse.shape
-    rounded = dtype == bfloat16 and rounds_weights(query, key, value, **options)
+    products = oracle is reference.attention  # only these are of pairs
+    rounded = dtype == bfloat16 and products and rounds_weights(query, key, value, **options)
     most = allowed(units(naive, exact, scale, wide), dtype, rounded, factor, floor)
     assert units(out, exact, scale, dtype) <= most
     blind = np.isneginf(exact_lse)

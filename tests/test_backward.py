@@ -41,6 +41,7 @@ from test_reference_backward import BROADCASTS, by_differences, upstream
 
 import sdpa
 from sdpa import _kernels, reference
+from sdpa.reference._attention import align, compare, over_groups, reduced, split
 
 EACH_DTYPE = on_kernels(WIDE, HALF, half="best")
 EACH_ARITHMETIC = on_kernels({"float32": float32, "bfloat16": bfloat16}, half="best")
@@ -84,13 +85,13 @@ def sizes_of(grad_out, query, key, value, out, lse, *, grad_lse=None, scale=None
     """What the gradients sum: the same sums over the absolute values of their terms.  A weight counts as no smaller
     than what an exponential may flush to 0; that of a sink, whose logit has no error of its own as scores have, counts
     as often as exp magnifies the rounding of its argument."""
-    q, k, v, leading, _ = reference.align(query, key, value, None)
+    q, k, v, leading, _ = align(query, key, value, None)
     rows = (*leading, *q.shape[-3:-1])
     bias, sinks = options.get("bias"), options.get("sinks")
     defaults = dict.fromkeys(("mask", "bias", "window", "q_offset", "kv_lengths", "softcap", "sinks", "alibi_slopes"))
     options = defaults | dict(causal=False, scale=scale) | options
     options.pop("threads", None)
-    seen, score, _, sink = reference.compare(q, k, leading, None, **options)
+    seen, score, _, sink = compare(q, k, leading, None, **options)
     lse = lse.astype(float64).reshape(rows)[..., None]
     seen &= (score != -inf) & (lse != -inf)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -105,10 +106,10 @@ def sizes_of(grad_out, query, key, value, out, lse, *, grad_lse=None, scale=None
     steepness = abs(float(max(q.shape[-1], 1) ** -0.5 if scale is None else scale))
     by_key = steepness * grad_score.swapaxes(-1, -2) @ np.abs(q), weight.swapaxes(-1, -2) @ grad_out
     grads = [steepness * grad_score @ np.abs(k)]
-    grads += [reference.over_groups(x, np.shape(of)) for x, of in zip(by_key, (key, value))]
+    grads += [over_groups(x, np.shape(of)) for x, of in zip(by_key, (key, value))]
     grads += [None if bias is None else grad_score, None if sinks is None else (sink * delta).sum(axis=(-2, -1))]
     shapes = map(np.shape, (query, key, value, bias, sinks))
-    return sdpa.Gradients(*(x if x is None else reference.reduced(x, shape) for x, shape in zip(grads, shapes)))
+    return sdpa.Gradients(*(x if x is None else reduced(x, shape) for x, shape in zip(grads, shapes)))
 
 
 def dtypes_of(call):
@@ -749,7 +750,7 @@ def one_by_one(
     mask=None, bias=None, q_offset=None, kv_lengths=None, sinks=None, alibi_slopes=None, **options,
 ):  # fmt: skip
     """The gradients of each sequence alone, packed again; those of bias (H, T, L) and sinks (S, H) in full."""
-    sequences = reference.split(
+    sequences = split(
         query, key, cu_seqlens_q, cu_seqlens_k, mask=mask, bias=bias, q_offset=q_offset, kv_lengths=kv_lengths,
         sinks=sinks, alibi_slopes=alibi_slopes,
     )  # fmt: skip
@@ -774,8 +775,8 @@ def one_by_one(
 
 def sizes_of_packed(**call):
     whole = one_by_one(sizes_of, **call)
-    reduced = [x if x is None else reference.reduced(x, np.shape(call[n])) for n, x in zip(FIELDS[3:], whole[3:])]
-    return sdpa.Gradients(*whole[:3], *reduced)
+    others = [x if x is None else reduced(x, np.shape(call[n])) for n, x in zip(FIELDS[3:], whole[3:])]
+    return sdpa.Gradients(*whole[:3], *others)
 
 
 def judge_packed(grads, call, **factors):

@@ -254,7 +254,7 @@ def test_experiments_are_what_the_framework_expects(name):
     for default in experiment.options.values():
         numbers = default if isinstance(default, tuple) else (default,)
         assert numbers and {type(number) for number in numbers} <= {int, float}
-    assert 1 <= len(experiment.figures) <= 4
+    assert 1 <= len(experiment.figures) <= 5
     assert "\n" not in experiment.title and experiment.reason.lstrip().startswith("<p>")
 
 

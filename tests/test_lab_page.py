@@ -19,6 +19,7 @@ from sdpa.lab._experiment import HELD, VERDICTS, Experiment, Figure, Finding, Ru
 SMALL = {
     "seeds": 2, "dims": (4, 64, 256), "products": 200, "queries": 16, "tokens": 64, "counts": (96, 768), "steps": 5,
     "batch": 2, "rates": (0.003,), "calls": 20,
+    "lengths": (64, 128),
 }  # fmt: skip
 PHONE, DESK = 390, 1280
 CHROMIUM = shutil.which("chromium")

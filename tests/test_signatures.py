@@ -15,6 +15,7 @@ OPTIONS = (
 OF_CACHES = OPTIONS.replace("causal=False", "causal=True")
 RESULTS = "return_lse=False, out=None, threads=None"
 CONTRACT = {
+    "additive_attention": f"(query, key, value, w_query, w_key, v, *, {OPTIONS}, {RESULTS})",
     "attention": f"(query, key, value, *, {OPTIONS}, {RESULTS})",
     "attention_backward": f"(grad_out, query, key, value, out, lse, *, grad_lse=None, {OPTIONS}, threads=None)",
     "attention_varlen": f"(query, key, value, *, cu_seqlens_q, cu_seqlens_k=None, {OPTIONS}, {RESULTS})",

@@ -3,7 +3,20 @@
 Each experiment is a function that returns its numbers; `python -m sdpa lab` runs them all and writes a page with
 figures.  `heatmap` draws anybody's weights.  Figures need matplotlib: pip install 'sdpa[lab]'."""
 
-from . import _cosine, _gaps, _gradients, _heads, _overflow, _saturation, _sentence, _steps, _training, _variance
+from . import (
+    _additive,
+    _cosine,
+    _gaps,
+    _gradients,
+    _heads,
+    _overflow,
+    _saturation,
+    _sentence,
+    _steps,
+    _training,
+    _variance,
+)
+from ._additive import additive
 from ._cosine import cosine
 from ._gaps import gaps
 from ._gradients import gradients
@@ -19,11 +32,24 @@ from ._variance import variance
 # In the order of the page.
 EXPERIMENTS = tuple(
     module.EXPERIMENT
-    for module in (_steps, _variance, _gaps, _saturation, _gradients, _training, _heads, _overflow, _cosine, _sentence)
+    for module in (
+        _steps,
+        _variance,
+        _gaps,
+        _saturation,
+        _gradients,
+        _training,
+        _heads,
+        _overflow,
+        _additive,
+        _cosine,
+        _sentence,
+    )
 )
 
 __all__ = [
     "EXPERIMENTS",
+    "additive",
     "cosine",
     "gaps",
     "gradients",

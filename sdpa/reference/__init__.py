@@ -20,12 +20,15 @@ broadcast, and the result has as many axes as the largest of the three arrays.
     softmax  exp(score) of the visible keys, divided by their sum; sinks add exp(sink) to the sum
     out      the sum over the visible keys of weight * value
 
+`additive_attention` has a network of one layer in place of query . key.
+
 A query that sees no key gets weights 0, output 0 and lse -inf, also with sinks. A key of size 0 (D = 0) is seen by
 no one. What a hidden key or value holds has no influence, NaN and inf included; what a visible one holds has the
 influence arithmetic gives it.
 """
 
 from .._gradients import Gradients
+from ._additive import AdditiveGradients, additive_attention, additive_attention_backward
 from ._attention import (
     attention,
     attention_backward,
@@ -39,8 +42,11 @@ from ._layer import MultiHeadAttention
 from ._rotary import rotary
 
 __all__ = [
+    "AdditiveGradients",
     "Gradients",
     "MultiHeadAttention",
+    "additive_attention",
+    "additive_attention_backward",
     "attention",
     "attention_backward",
     "attention_varlen",

@@ -110,27 +110,15 @@ def attention_backward(
            [0.75]])
     """
     q, k, v, leading, rank = align(query, key, value, dtype)
-    rows = (*leading, *q.shape[-3:-1])
-    grad_out, out = (
-        like_result(name, array, (*rows, v.shape[-1]), rank, dtype)
-        for name, array in (("grad_out", grad_out), ("out", out))
-    )
-    lse, grad_lse = (
-        like_result(name, array, rows, rank - 1, arithmetic(dtype))[..., None]
-        for name, array in (("lse", lse), ("grad_lse", np.zeros(np.shape(lse)) if grad_lse is None else grad_lse))
-    )
-    seen, score, steepness, sink = compare(
+    shape = (*leading, *q.shape[-3:-1], v.shape[-1])
+    grad_out, out, lse, grad_lse = like_results(grad_out, out, lse, grad_lse, shape, rank, dtype)
+    compared = compare(
         q, k, leading, dtype, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
         kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
     )  # fmt: skip
-    seen &= (score != -np.inf) & (lse != -np.inf)
-    with np.errstate(invalid="ignore", over="ignore"):
-        weight = rounded(np.where(seen, np.exp(score - lse), 0), dtype)
-        delta = (grad_out * out).sum(axis=-1, keepdims=True) - grad_lse
-        grad_score = np.where(seen, weight * (grad_out @ v.swapaxes(-1, -2) - delta), 0)
-        grad_product = rounded(np.where(seen, grad_score * steepness, 0), dtype)
-        grad_sink = np.where(lse == -np.inf, 0, np.exp(sink - lse) * -delta)
-
+    seen, weight, grad_score, grad_product, grad_sink = differentiate(
+        grad_out, out, lse, grad_lse, v, *compared, dtype=dtype
+    )
     seen_by = seen.swapaxes(-1, -2)
     grad_query = weighted_sum(grad_product, k, seen)
     grad_key = weighted_sum(grad_product.swapaxes(-1, -2), q, seen_by)
@@ -248,11 +236,16 @@ def probabilities(query, key, leading, dtype, **options):
     return seen, rounded(weight, dtype), lse
 
 
+def dot(query, key):
+    return query @ key.swapaxes(-1, -2)
+
+
 def compare(
     query, key, leading, dtype, *, mask, bias, causal, window, q_offset, kv_lengths,
-    scale, softcap, sinks, alibi_slopes,
+    scale, softcap, sinks, alibi_slopes, match=dot,
 ):  # fmt: skip
-    """Who sees whom, the scores, their derivative by query . key, all (..., H, M, N); and the sinks (..., H, 1, 1)."""
+    """Who sees whom, the scores, their derivative by what `match` gives, all (..., H, M, N); and the sinks
+    (..., H, 1, 1)."""
     heads = (*leading, query.shape[-3])
     q_len, kv_len = query.shape[-2], key.shape[-2]
     shape = (*heads, q_len, kv_len)
@@ -273,7 +266,7 @@ def compare(
 
     seen = visible(shape, q_offset, kv_lengths, mask=mask, bias=bias, causal=causal, window=window)
     seen &= query.shape[-1] > 0  # no features, nothing to match
-    score, steepness = scores(query, key, q_offset, bias=bias, scale=scale, softcap=softcap, slopes=slopes)
+    score, steepness = scores(query, key, q_offset, match, bias=bias, scale=scale, softcap=softcap, slopes=slopes)
     return seen, rounded(score, dtype), steepness, sinks
 
 
@@ -300,9 +293,9 @@ def visible(shape, q_offset, kv_lengths, *, mask=None, bias=None, causal=False, 
     return seen
 
 
-def scores(query, key, q_offset, *, bias=None, scale=None, softcap=None, slopes=None):
+def scores(query, key, q_offset, match, *, bias=None, scale=None, softcap=None, slopes=None):
     """How well each query matches each key, hidden ones too (where NaN and inf do not matter), and the derivative of
-    that by query . key ("steepness")."""
+    that by what `match` gives ("steepness")."""
     q_len, kv_len, dim = query.shape[-2], *key.shape[-2:]
     if scale is None:
         scale = 1 / max(dim, 1) ** 0.5
@@ -310,7 +303,7 @@ def scores(query, key, q_offset, *, bias=None, scale=None, softcap=None, slopes=
         raise ValueError(f"softcap is {softcap}: it must be positive and finite, or None")
     steepness = float(scale)
     with np.errstate(invalid="ignore", over="ignore"):
-        score = query @ key.swapaxes(-1, -2) * float(scale)
+        score = match(query, key) * float(scale)
         if softcap is not None:
             share = np.tanh(score / float(softcap))
             score = float(softcap) * share
@@ -355,6 +348,22 @@ def weighted_sum(weight, value, seen):
     return total
 
 
+def differentiate(grad_out, out, lse, grad_lse, value, seen, score, steepness, sink, *, dtype):
+    """From the gradients by the results to those by scores and products, as `attention_backward` explains.
+
+    Who sees whom, the weights, and the gradients by score and by product, all (..., H, M, N); and by the sink, one for
+    each row (..., H, M, 1).
+    """
+    seen = seen & (score != -np.inf) & (lse != -np.inf)
+    with np.errstate(invalid="ignore", over="ignore"):
+        weight = rounded(np.where(seen, np.exp(score - lse), 0), dtype)
+        delta = (grad_out * out).sum(axis=-1, keepdims=True) - grad_lse
+        grad_score = np.where(seen, weight * (grad_out @ value.swapaxes(-1, -2) - delta), 0)
+        grad_product = rounded(np.where(seen, grad_score * steepness, 0), dtype)
+        grad_sink = np.where(lse == -np.inf, 0, np.exp(sink - lse) * -delta)
+    return seen, weight, grad_score, grad_product, grad_sink
+
+
 # From what callers give to aligned arrays, and back.
 
 
@@ -381,6 +390,20 @@ def like_result(name, array, shape, rank, dtype):
     if array.shape != shape[-rank:]:
         raise ValueError(f"{name} has shape {array.shape}: it must have that of the result, {shape[-rank:]}")
     return array.reshape(shape)
+
+
+def like_results(grad_out, out, lse, grad_lse, shape, rank, dtype):
+    """The gradients by results and these, with all axes: grad_out and out of `shape` (..., H, M, E), lse and grad_lse
+    (..., H, M, 1)."""
+    grad_lse = np.zeros(np.shape(lse)) if grad_lse is None else grad_lse
+    grad_out, out = (
+        like_result(name, array, shape, rank, dtype) for name, array in (("grad_out", grad_out), ("out", out))
+    )
+    lse, grad_lse = (
+        like_result(name, array, shape[:-1], rank - 1, arithmetic(dtype))[..., None]
+        for name, array in (("lse", lse), ("grad_lse", grad_lse))
+    )
+    return grad_out, out, lse, grad_lse
 
 
 def over_groups(grad, shape):
