@@ -1,6 +1,9 @@
 /* The engine for few rows (decoding): memory is the limit, so K and V are read once, row by row as they lie, with
- * features in lanes.  Everything between the two products is that of the other engine: scores lie as s[key][rows], in
- * one vector of rows.
+ * features in lanes.
+ *
+ * Scores lie as s[key][places]: `places` are the rows rounded up to a power of two, so that a vector holds several keys
+ * of 1, 2, 4 or 8 rows.  What shapes scores (scores.h) takes one key after the other, as in the other engine, where
+ * max, sum and shrink of the rows are one vector, as here.
  *
  * Queries lie as q[row][features] and sums as o[row][features], padded with 0 to whole vectors; rows of K and V that do
  * not end on a whole vector are copied to such.  Numbers narrower than `real` are widened as they are loaded: `dtype`
@@ -152,7 +155,7 @@ static inline ALWAYS_INLINE row_run run_of(const sdpa_problem *p, const sdpa_tas
 
 /* s[key][row] = K[key] . q[row], for keys * rows <= VL pairs. */
 static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const int dtype, const int far, int64_t dim,
-                                          row_run run, int first, const real *q, real *s)
+                                          row_run run, int first, const real *q, real *s, int places)
 {
     vf sum[VL];
     UNROLL_FOR (int i = 0; i < VL; ++i) sum[i] = vf_set1(0);
@@ -166,20 +169,24 @@ static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const 
                 sum[key * rows + row] = vf_fma(feature, query[row], sum[key * rows + row]);
         }
     }
-    real lane[VL];
-    vf_store(lane, vf_sums(sum));
-    UNROLL_FOR (int key = 0; key < keys; ++key)
-        UNROLL_FOR (int row = 0; row < rows; ++row) s[key * ROWS + row] = lane[key * rows + row];
+    if (keys * rows == VL && rows == places) {
+        vf_store(s, vf_sums(sum));
+    } else {
+        real lane[VL];
+        vf_store(lane, vf_sums(sum));
+        UNROLL_FOR (int key = 0; key < keys; ++key) memcpy(s + key * places, lane + key * rows, rows * sizeof(real));
+    }
 }
 
 /* As many keys at once as VL sums allow, then one by one. */
 static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, const int far, int keys, int64_t dim,
-                                           row_run run, const real *q, real *s)
+                                           row_run run, const real *q, real *s, int places)
 {
     const int at_once = VL / rows;
     int key = 0;
-    for (; key + at_once <= keys; key += at_once) dot_tile(at_once, rows, dtype, far, dim, run, key, q, s + key * ROWS);
-    for (; key < keys; ++key) dot_tile(1, rows, dtype, far, dim, run, key, q, s + key * ROWS);
+    for (; key + at_once <= keys; key += at_once)
+        dot_tile(at_once, rows, dtype, far, dim, run, key, q, s + key * places, places);
+    for (; key < keys; ++key) dot_tile(1, rows, dtype, far, dim, run, key, q, s + key * places, places);
 }
 
 /* Rows are taken by fours, twos and ones: `call(rows, first)` with a constant number. */
@@ -196,6 +203,8 @@ static void load_queries(const sdpa_problem *p, sdpa_task *t)
     for (int row = 0; row < t->rows; ++row)
         read_row(t->query_row[row], &p->query, p->dim, (real *)t->q + row * padded(p->dim));
     const int64_t keys = p->block_keys < p->kv_len ? p->block_keys : p->kv_len;
+    t->places = p->weights.data ? ROWS : 1; /* weights are written from s[key][ROWS] */
+    while (t->places < t->rows) t->places *= 2;
     memset(t->s, 0, (size_t)keys * ROWS * sizeof(real)); /* the lanes of rows that are not there */
 }
 
@@ -208,28 +217,98 @@ static inline ALWAYS_INLINE void score_keys(const int dtype, const int far, cons
         end = g.end - key < KEYS_IN_CACHE ? g.end : key + KEYS_IN_CACHE;
         const row_run run = run_of(p, t, keys, key, &end, dtype, far);
         real *s = scores_at(t, key, 0);
-#define DOT_TILES(rows, first) dot_tiles(rows, dtype, far, end - key, dim, run, q + (first) * dim, s + (first))
+#define DOT_TILES(rows, first)                                                                                         \
+    dot_tiles(rows, dtype, far, end - key, dim, run, q + (first) * dim, s + (first), t->places)
         FOR_ROWS(t->rows, DOT_TILES);
 #undef DOT_TILES
     }
 }
 
-/* The products of a segment; `high` is raised to the largest of each row. */
+static inline real larger(real a, real b) { return a > b ? a : b; } /* b where a is NaN, as vf_max */
+
+/* `high` is raised to the largest score of each row. */
+static void raise_high(sdpa_task *t, sdpa_segment g)
+{
+    const real *s = t->s;
+    const ptrdiff_t end = score_index(t, g.end, 0);
+    ptrdiff_t at = score_index(t, g.begin, 0);
+    real lane[VL], *high = t->high;
+    vf most[2] = {vf_set1(-(real)INFINITY), vf_set1(-(real)INFINITY)}; /* two chains: one would wait for each maximum */
+    for (; at + 2 * VL <= end; at += 2 * VL)
+        UNROLL_FOR (int i = 0; i < 2; ++i) most[i] = vf_max(vf_load(s + at + i * VL), most[i]);
+    vf_store(lane, vf_max(most[0], most[1]));
+    for (; at < end; ++at) lane[at % t->places] = larger(s[at], lane[at % t->places]);
+    for (int i = 0; i < VL; ++i) high[i % t->places] = larger(lane[i], high[i % t->places]);
+}
+
+/* The products of a segment. */
 static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys)
 {
     const source s = source_of_keys(p, t, keys);
 #define SCORE_KEYS(dtype, far) score_keys(dtype, far, p, t, g, &s)
     WITH_DTYPE(keys.dtype, how_far(p, &s), SCORE_KEYS);
 #undef SCORE_KEYS
-    vf high = vf_load(t->high);
-    for (int key = g.begin; key < g.end; ++key) high = vf_max(vf_load(scores_at(t, key, 0)), high);
-    vf_store(t->high, high);
+    raise_high(t, g);
+}
+
+/* s = exp(s - from) for `count` scores.  The sum of a row is that of VL sums, each over every VL-th key, whatever
+ * `places` is: so its bits do not depend on the number of rows.  part[key % VL][places] are these sums. */
+static inline ALWAYS_INLINE void weigh_vectors(const int places, real *s, int count, vf from, vf factors, vf floor,
+                                               real *part)
+{
+    enum { AT_ONCE = 4 };
+    const int round = places > AT_ONCE ? places : AT_ONCE;
+    vf sum[VL];
+    int at = 0;
+    UNROLL_FOR (int i = 0; i < places; ++i) sum[i] = vf_set1(0);
+    for (; at + round * VL <= count; at += round * VL)
+        UNROLL_FOR (int first = 0; first < round; first += AT_ONCE) {
+            vf weight[AT_ONCE];
+            real *from_here = s + at + first * VL;
+            UNROLL_FOR (int i = 0; i < AT_ONCE; ++i) weight[i] = vf_sub(vf_load(from_here + i * VL), from);
+            exp_all(weight, AT_ONCE, factors, floor);
+            UNROLL_FOR (int i = 0; i < AT_ONCE; ++i) {
+                vf_store(from_here + i * VL, weight[i]);
+                sum[(first + i) % places] = vf_add(sum[(first + i) % places], weight[i]);
+            }
+        }
+    UNROLL_FOR (int i = 0; i < places; ++i) vf_store(part + i * VL, sum[i]);
+    for (int i = count; i % VL; ++i) s[i] = -(real)INFINITY;
+    for (; at < count; at += VL) {
+        const vf weight = vf_exp(vf_sub(vf_load(s + at), from), factors, floor);
+        real *to = part + at % (places * VL);
+        vf_store(s + at, weight);
+        vf_store(to, vf_add(vf_load(to), weight));
+    }
+    UNROLL_FOR (int half = VL / 2; half > 0; half /= 2)
+        for (int i = 0; i < half * places; ++i) part[i] += part[i + half * places];
+}
+
+/* s = exp(s - from); returns the sums of the rows. */
+static inline vf weigh_scores(const sdpa_task *t, int v, vf from, vf factors, vf floor, vf *kept)
+{
+    const sdpa_segment keys = t->of_vector[0];
+    const int count = (keys.end - keys.begin) * t->places;
+    real *s = scores_at(t, keys.begin, 0), part[VL * VL], lane[VL];
+    (void)v, (void)kept;
+    vf_store(lane, from);
+    for (int i = t->places; i < VL; ++i) lane[i] = lane[i - t->places];
+    from = vf_load(lane);
+    switch (t->places) {
+    case 1: weigh_vectors(1, s, count, from, factors, floor, part); break;
+    case 2: weigh_vectors(2, s, count, from, factors, floor, part); break;
+    case 4: weigh_vectors(VL < 4 ? VL : 4, s, count, from, factors, floor, part); break;
+    case 8: weigh_vectors(VL < 8 ? VL : 8, s, count, from, factors, floor, part); break;
+    default: weigh_vectors(VL, s, count, from, factors, floor, part);
+    }
+    return vf_load(part);
 }
 
 /* sum[row][features] += s[key][row] * V[key][features] for the keys of a run and `width` vectors of features from `e`
  * on. */
 static inline ALWAYS_INLINE void weigh_tile(const int rows, const int width, const int dtype, const int far, int keys,
-                                            row_run run, int64_t e, const real *s, real *sums, ptrdiff_t stride)
+                                            row_run run, int64_t e, const real *s, int places, real *sums,
+                                            ptrdiff_t stride)
 {
     vf sum[4][8];
     UNROLL_FOR (int row = 0; row < rows; ++row)
@@ -239,7 +318,7 @@ static inline ALWAYS_INLINE void weigh_tile(const int rows, const int width, con
         UNROLL_FOR (int i = 0; i < width; ++i) value[i] = read_run(run, key, e + i * VL, dtype);
         fetch_values(run, keys, key, e, width * VL, dtype, far);
         UNROLL_FOR (int row = 0; row < rows; ++row) {
-            const vf weight = vf_set1(s[key * ROWS + row]);
+            const vf weight = vf_set1(s[key * places + row]);
             UNROLL_FOR (int i = 0; i < width; ++i) sum[row][i] = vf_fma(weight, value[i], sum[row][i]);
         }
     }
@@ -251,12 +330,13 @@ static inline ALWAYS_INLINE void weigh_tile(const int rows, const int width, con
 enum { FEW_SUMS = TILE >= 24 ? 16 : TILE >= 12 ? 8 : 4 };
 
 static inline ALWAYS_INLINE void weigh_tiles(const int rows, const int dtype, const int far, int keys, row_run run,
-                                             int64_t end, const real *s, real *sums)
+                                             int64_t end, const real *s, int places, real *sums)
 {
     const int width = FEW_SUMS / rows < 8 ? FEW_SUMS / rows : 8;
     int64_t e = 0;
-    for (; e + width * VL <= end; e += width * VL) weigh_tile(rows, width, dtype, far, keys, run, e, s, sums, end);
-    for (; e < end; e += VL) weigh_tile(rows, 1, dtype, far, keys, run, e, s, sums, end);
+    for (; e + width * VL <= end; e += width * VL)
+        weigh_tile(rows, width, dtype, far, keys, run, e, s, places, sums, end);
+    for (; e < end; e += VL) weigh_tile(rows, 1, dtype, far, keys, run, e, s, places, sums, end);
 }
 
 static inline ALWAYS_INLINE void weigh_rows(const int dtype, const int far, const sdpa_problem *p, const sdpa_task *t,
@@ -269,7 +349,7 @@ static inline ALWAYS_INLINE void weigh_rows(const int dtype, const int far, cons
         const row_run run = run_of(p, t, values, key, &end, dtype, far);
         const real *s = scores_at(t, key, 0);
 #define WEIGH_TILES(rows, first)                                                                                       \
-    weigh_tiles(rows, dtype, far, end - key, run, width, s + (first), sums + (first) * width)
+    weigh_tiles(rows, dtype, far, end - key, run, width, s + (first), t->places, sums + (first) * width)
         FOR_ROWS(t->rows, WEIGH_TILES);
 #undef WEIGH_TILES
     }

@@ -85,11 +85,12 @@ static inline void write_chunk(char *at, ptrdiff_t stride, int count, const sdpa
     for (int i = 0; i < count; ++i) write_one(at + i * stride, array->dtype, lane[i]);
 }
 
-/* Scores lie as s[key][rows]. */
-static inline real *scores_at(const sdpa_task *t, int key, int v)
+/* Scores lie as s[key][rows]; of few rows without gaps between those of one key and the next. */
+static inline ptrdiff_t score_index(const sdpa_task *t, int key, int v)
 {
-    return (real *)t->s + (ptrdiff_t)key * ROWS + v * VL;
+    return (ptrdiff_t)key * (SDPA_FEW_ROWS ? t->places : ROWS) + v * VL;
 }
+static inline real *scores_at(const sdpa_task *t, int key, int v) { return (real *)t->s + score_index(t, key, v); }
 
 static inline int64_t padded(int64_t width) { return (width + VL - 1) / VL * VL; }
 

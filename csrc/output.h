@@ -73,7 +73,7 @@ static void add_poison(const sdpa_problem *p, sdpa_task *t, int key, int64_t fea
 {
     for (int row = 0; row < t->rows; ++row) {
         if (!is_computed(t, key, row)) continue;
-        const real visible = ((real *)t->visible)[(ptrdiff_t)key * ROWS + row];
+        const real visible = ((real *)t->visible)[score_index(t, key, 0) + row];
         if (visible != -(real)INFINITY) *output_at(p, t, row, feature) += weight_at(t, key, row) * x;
     }
 }

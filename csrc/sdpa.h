@@ -119,6 +119,7 @@ typedef struct {
      * repeat it, and are not written. */
     int64_t batch, kv_head, first_row, q_len, kv_len;
     int rows, vectors;
+    int places;                                                        /* few rows: of a key in `s`, see few.h */
     const char *keys_at, *values_at, *key_scales_at, *value_scales_at; /* row 0; where K and V have pages: of page 0 */
     sdpa_span keys;   /* seen by at least one row: by geometry, as everywhere where the mask is not named */
     sdpa_span shared; /* seen by every row */
@@ -144,14 +145,15 @@ typedef struct {
     /* Scratch of this thread; `real` is the compute type, R the rows of the kernel. */
     sdpa_copied *copied;         /* [SDPA_COPIES]: what key_copy, value_copy and key_pairs hold */
     void *q;                     /* [D][R]; few rows: [R][D]; pairs: [D/2][R] */
-    void *s;                     /* [block_keys][R]: scores, then weights; pairs of weights: [block_keys/2][R] */
+    void *s;                     /* [block_keys][R]: scores, then weights; pairs of weights: [block_keys/2][R]; few
+                                    rows: [block_keys][places] */
     void *o;                     /* [E][R]; few rows: [R][E]: sums of weight * value */
     void *block_o;               /* few rows: [R][E]: the sums over the block */
     void *high;                  /* [R]: largest score of the block */
     void *max, *sum, *shrink;    /* [R] */
     void *kept;                  /* [R]; pairs: sum of the rounded weights */
     int started;                 /* o holds something */
-    void *visible;               /* [block_keys][R], for blocks with NaN or inf in V */
+    void *visible;               /* as s, for blocks with NaN or inf in V */
     void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V cannot be read in place */
     int odd_values;              /* pairs: what is unusual about the values of the block (see pairs.h), */
     int any_odd_values;          /* and of all blocks so far */

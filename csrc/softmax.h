@@ -10,6 +10,33 @@
 /* -inf (nothing seen yet) must not be subtracted from -inf: that would be NaN. */
 static inline vf subtractable(vf max) { return vf_select(vf_eq(max, vf_set1(-(real)INFINITY)), vf_set1(0), max); }
 
+#if !SDPA_FEW_ROWS
+/* s = exp(s - from) for the keys of vector v; returns their sum.  (Few rows: see few.h.) */
+static inline ALWAYS_INLINE vf weigh_scores(const sdpa_task *t, int v, vf from, vf factors, vf floor, vf *kept)
+{
+    const sdpa_segment keys = t->of_vector[v];
+    vf sum = vf_set1(0);
+    int key = keys.begin;
+    for (; key + 4 <= keys.end; key += 4) {
+        vf weight[4];
+        UNROLL_FOR (int i = 0; i < 4; ++i) weight[i] = vf_sub(vf_load(scores_at(t, key + i, v)), from);
+        exp_all(weight, 4, factors, floor);
+        *kept = keep_weights(t, key, v, weight, 4, *kept);
+        UNROLL_FOR (int i = 0; i < 4; ++i) sum = vf_add(sum, weight[i]);
+    }
+    for (; key < keys.end; key += STEP) { /* what is left; half a step is filled up with 0 */
+        vf weight[STEP];
+        UNROLL_FOR (int i = 0; i < STEP; ++i) {
+            weight[i] = vf_set1(0);
+            if (key + i < keys.end) weight[i] = vf_exp(vf_sub(vf_load(scores_at(t, key + i, v)), from), factors, floor);
+            sum = vf_add(sum, weight[i]);
+        }
+        *kept = keep_weights(t, key, v, weight, STEP, *kept);
+    }
+    return sum;
+}
+#endif
+
 static void softmax_step(const sdpa_problem *p, sdpa_task *t)
 {
     const real factor = exponent_factor(p);
@@ -19,26 +46,8 @@ static void softmax_step(const sdpa_problem *p, sdpa_task *t)
         const vf old_max = vf_load(max_at), new_max = vf_max(vf_load((real *)t->high + v * VL), old_max),
                  from = subtractable(new_max);
         const vf shrink = vf_exp(vf_sub(old_max, from), factors, floor);
-        vf sum = vf_set1(0), kept = vf_set1(0);
-        const sdpa_segment keys = t->of_vector[v];
-        int key = keys.begin;
-        for (; key + 4 <= keys.end; key += 4) {
-            vf weight[4];
-            UNROLL_FOR (int i = 0; i < 4; ++i) weight[i] = vf_sub(vf_load(scores_at(t, key + i, v)), from);
-            exp_all(weight, 4, factors, floor);
-            kept = keep_weights(t, key, v, weight, 4, kept);
-            UNROLL_FOR (int i = 0; i < 4; ++i) sum = vf_add(sum, weight[i]);
-        }
-        for (; key < keys.end; key += STEP) { /* what is left; half a step is filled up with 0 */
-            vf weight[STEP];
-            UNROLL_FOR (int i = 0; i < STEP; ++i) {
-                weight[i] = vf_set1(0);
-                if (key + i < keys.end)
-                    weight[i] = vf_exp(vf_sub(vf_load(scores_at(t, key + i, v)), from), factors, floor);
-                sum = vf_add(sum, weight[i]);
-            }
-            kept = keep_weights(t, key, v, weight, STEP, kept);
-        }
+        vf kept = vf_set1(0);
+        const vf sum = weigh_scores(t, v, from, factors, floor, &kept);
         vf_store(max_at, new_max);
         vf_store(sum_at, vf_fma(vf_load(sum_at), shrink, sum));
         if (PAIRS) vf_store(kept_at, vf_fma(vf_load(kept_at), shrink, kept));
