@@ -111,6 +111,8 @@ def misses(measured):
                 said.append(f"{one.row.share:.2f} of the bound (target {one.target.share:.2f})")
             if one.lead_missed:
                 said.append(f"{one.row.lead:.2f} {report.TIMES} the best peer (target {one.target.lead:.2f})")
+            if one.time_missed or one.of_float32_missed:
+                said.append("{} (target {})".format(*report.other_target(one)))
             items.append(
                 f'<li><span class="badge false">missed</span><strong>{escape(one.row.name)}: {", ".join(said)}</strong>'
                 f'<span class="numbers">{as_html(targets.reason_of(one.row.name))}</span></li>'

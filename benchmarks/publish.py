@@ -74,7 +74,7 @@ def results(measured):
             "",
             "## Targets",
             "",
-            report.as_markdown(report.aims(measured), left=(0, 5)),
+            report.as_markdown(report.aims(measured), left=(0, 7)),
             "",
         ]
     )
@@ -89,7 +89,7 @@ def with_results(readme, measured):
         report.as_markdown(report.means(measured)),
         *pictures,
         "### Where it loses",
-        report.as_markdown(losses, left=(0, 5, 6)) if losses.rows else "Nowhere in this run.",
+        report.as_markdown(losses, left=(0, 7, 8)) if losses.rows else "Nowhere in this run.",
     ]
     return report.with_text_between(readme, chart.BEGIN, "\n\n".join(parts), chart.END)
 

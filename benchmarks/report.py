@@ -81,11 +81,15 @@ def means(report):
     return Table(f"How many times faster than each library: its time {DIVIDED} that of sdpa.", header, cells)
 
 
+AIMS = ("workload", "of the bound", "target", "faster", "target", "else", "target")  # as verdict_cells gives them
+
+
 def aims(report):
     """Each target with what was measured."""
     return Table(
-        "Targets: the least share of the bound, and the least speed-up over the best peer.",
-        ("workload", "of the bound", "target", "faster", "target", ""),
+        "Targets: the least share of the bound, the least speed-up over the best peer, and else the longest time, or the "
+        "longest as a multiple of that in float32.",
+        (*AIMS, ""),
         [(*verdict_cells(one), "hit" if one.hit else "missed") for one in targets.verdicts(rows_of(report))],
     )
 
@@ -94,7 +98,7 @@ def losses(report):
     """Where a target is missed, a peer is ahead, and why."""
     return Table(
         "Where it misses a target, or is behind a peer.",
-        ("workload", "of the bound", "target", "faster", "target", "best peer", "why"),
+        (*AIMS, "best peer", "why"),
         [
             (*verdict_cells(one), title_of(one.row.best["implementation"]) if one.row.best else "", reason)
             for one in targets.verdicts(rows_of(report))
@@ -108,7 +112,17 @@ def verdict_cells(verdict):
     row, target = verdict.row, verdict.target
     share = "" if target.share is None else fixed(target.share)
     lead = fixed(target.lead, TIMES) if row.best else ""
-    return row.name, fixed(row.share), share, fixed(row.lead, TIMES), lead
+    return row.name, fixed(row.share), share, fixed(row.lead, TIMES), lead, *other_target(verdict)
+
+
+def other_target(verdict):
+    """(what was measured, the most it should be)."""
+    target = verdict.target
+    if target.microseconds is not None:
+        return f"{verdict.row.ours['minimum'] * 1e6:.2g} µs", f"{target.microseconds:g} µs"
+    if target.of_float32 is not None:
+        return f"{fixed(verdict.of_float32)} of float32", fixed(target.of_float32)
+    return "", ""
 
 
 def details(report):

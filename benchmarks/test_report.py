@@ -147,7 +147,7 @@ def test_targets_are_hit_or_missed(measured):
     assert cells(report.aims(measured), "vit-197-fp32")[""] == "missed"
     losses = report.losses(measured)
     assert [row[0] for row in losses.rows] == ["bert-fp32", "vit-197-fp32", "decode-32k-fp32"]
-    assert losses.rows[1][1:6] == ("0.90", "0.88", "0.50 ×", "1.00 ×", "ncnn")
+    assert losses.rows[1][1:8] == ("0.90", "0.88", "0.50 ×", "1.00 ×", "", "", "ncnn")
     assert losses.rows[1][-1] == targets.reason_of("vit-197-fp32") and "13 vectors" in losses.rows[1][-1]
 
 
@@ -156,6 +156,27 @@ def test_targets_are_judged_as_they_are_shown():
     [verdict] = targets.verdicts([row])
     assert verdict.target.share == 0.88 and verdict.hit
     assert not targets.verdicts([row._replace(bound=0.8749)])[0].hit
+
+
+def times_of(**milliseconds):
+    """Rows of what took so long."""
+    names = {name.replace("_", "-"): time for name, time in milliseconds.items()}
+    return [rows.Row(name, 1e-6, {"minimum": time * 1e-3}, None, []) for name, time in names.items()]
+
+
+def test_targets_in_microseconds():
+    short, long = (targets.verdicts(times_of(tiny_fp32=time))[0] for time in (0.0019, 0.0021))
+    assert short.hit and long.time_missed and not long.hit
+    assert report.other_target(long) == ("2.1 µs", "2 µs")
+
+
+def test_targets_beside_float32():
+    _, near = targets.verdicts(times_of(odd_1000_full_fp32=1.0, odd_1000_full_fp16=1.05))
+    _, far = targets.verdicts(times_of(odd_1000_full_fp32=1.0, odd_1000_full_fp16=1.06))
+    assert near.hit and far.of_float32_missed and not far.hit
+    assert report.other_target(far) == ("1.06 of float32", "1.05")
+    [alone] = targets.verdicts(times_of(odd_1000_full_fp16=1.0))
+    assert alone.hit  # there is nothing to compare with
 
 
 @pytest.mark.parametrize("patterns", [targets.TARGETS, targets.REASONS], ids=["targets", "reasons"])
@@ -291,7 +312,7 @@ def test_what_is_published(measured, tmp_path):
     assert row in documents["README.md"]
     losses = documents["benchmarks/README.md"]
     assert losses.startswith("before\n") and losses.endswith("after\n") and "old" not in losses
-    assert "| vit-197-fp32 | 0.90 | 0.88 | 0.50 × | 1.00 × | ncnn | 197 rows are" in losses
+    assert "| vit-197-fp32 | 0.90 | 0.88 | 0.50 × | 1.00 × |  |  | ncnn | 197 rows are" in losses
     assert all(f"(../docs/charts/{name}.svg)" in losses for name in CHARTS)
     assert "* load 0.25 before, 13 slices disturbed" in documents["benchmarks/results.md"]
     for path, text in documents.items():
