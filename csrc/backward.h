@@ -122,7 +122,8 @@ static void value_products(const sdpa_problem *p, sdpa_task *t)
 {
     const operand values = read_values_across(p, t);
     real unused[ROWS] = {0};
-    for (int i = 0; i < t->segments; ++i) segment_products(t->segment[i], values, p->value_dim, t->g, t->slope, unused);
+    for (int i = 0; i < t->segments; ++i)
+        segment_products(t->segment[i], values, p->value_dim, t->g, t->slope, unused, nothing_pending());
 }
 
 static void score_gradients(const sdpa_problem *p, sdpa_task *t)

@@ -17,6 +17,7 @@ static void load_columns(const sdpa_task *t, const sdpa_array *array, char *cons
                          extremes *found)
 {
     const int64_t dim = steps(width);
+    for (int v = 0; v < t->vectors; ++v) fetch_rows(array, row_at + v * VL, width);
     for (int v = 0; v < t->vectors; ++v)
         for (int64_t column = 0; column < dim; column += VL) {
             const int64_t d = chunk_begin(column, dim);
@@ -85,13 +86,33 @@ static inline ALWAYS_INLINE void multiply(const int height, const int first, con
 
 /* ---- s[key][rows] = K[key][:] . q[:][rows], for the keys of one segment */
 
+/* Rows of the bias that the scores meet next, which comes from memory meanwhile: some with each tile, as more at once
+ * would be waited for.  Into the second-level cache: rows that lie a multiple of 4096 bytes apart share one set of the
+ * first.  Measured on mask-add: float32 -6 to -10 %, bfloat16 -1 to -3 %; all at the start of the block -2 %. */
+typedef struct {
+    char *const *row, *const *end;
+    ptrdiff_t first_byte, end_byte;
+} pending;
+
+static inline pending nothing_pending(void) { return (pending){NULL, NULL, 0, 0}; }
+
+static inline ALWAYS_INLINE void fetch_some(pending *rows)
+{
+    enum { WITH_EACH_TILE = 3, LINE_BYTES = 64, SECOND_LEVEL = 2 }; /* a block has tiles enough for all rows */
+    for (int i = 0; i < WITH_EACH_TILE && rows->row < rows->end; ++i, ++rows->row)
+        for (ptrdiff_t at = rows->first_byte; at < rows->end_byte; at += LINE_BYTES)
+            __builtin_prefetch(*rows->row + at, 0, SECOND_LEVEL);
+}
+
 /* The sum is added to what s holds, unless it is the `first`.  high[rows] is raised to the result; NaN does not raise
  * it. */
 static inline ALWAYS_INLINE void score_tile(const int height, const int vectors, int64_t dim, const real *k,
-                                            ptrdiff_t k_stride, const real *q, int first, real *s, real *high)
+                                            ptrdiff_t k_stride, const real *q, int first, real *s, real *high,
+                                            pending *bias)
 {
     vf sum[TALLEST][SDPA_MAX_VECTORS];
     set_to_zero(height, vectors, sum);
+    fetch_some(bias);
     multiply(height, 0, vectors, sum, dim, k, k_stride, 1, q, ROWS);
     if (!first)
         UNROLL_FOR (int i = 0; i < height; ++i)
@@ -106,18 +127,19 @@ static inline ALWAYS_INLINE void score_tile(const int height, const int vectors,
 }
 
 static inline ALWAYS_INLINE void score_tiles(const int vectors, int64_t keys, int64_t dim, const real *k,
-                                             ptrdiff_t k_stride, const real *q, int first, real *s, real *high)
+                                             ptrdiff_t k_stride, const real *q, int first, real *s, real *high,
+                                             pending *bias)
 {
 #define SCORE_TILE(height, key)                                                                                        \
-    score_tile(height, vectors, dim, k + (key) * k_stride, k_stride, q, first, s + (key) * ROWS, high)
+    score_tile(height, vectors, dim, k + (key) * k_stride, k_stride, q, first, s + (key) * ROWS, high, bias)
     FOR_TILES(vectors, keys, SCORE_TILE);
 #undef SCORE_TILE
 }
 
 static void score_keys(int vectors, int64_t keys, int64_t dim, const real *k, ptrdiff_t k_stride, const real *q,
-                       int first, real *s, real *high)
+                       int first, real *s, real *high, pending *bias)
 {
-#define SCORE_TILES(vectors) score_tiles(vectors, keys, dim, k, k_stride, q, first, s, high)
+#define SCORE_TILES(vectors) score_tiles(vectors, keys, dim, k, k_stride, q, first, s, high, bias)
     WITH_VECTORS(vectors, SCORE_TILES);
 #undef SCORE_TILES
 }
@@ -127,7 +149,7 @@ enum { LONGEST_SUM = 128 };
 
 /* s[key][rows] = K[key][:] . q[:][rows] in a segment, for rows of `width` features; `s` and `high` are those of the
  * block. */
-static void segment_products(sdpa_segment g, operand k, int64_t width, const real *q, real *s, real *high)
+static void segment_products(sdpa_segment g, operand k, int64_t width, const real *q, real *s, real *high, pending bias)
 {
     const int64_t dim = steps(width);
     const ptrdiff_t stride = k.stride / (ptrdiff_t)sizeof(real);
@@ -138,13 +160,20 @@ static void segment_products(sdpa_segment g, operand k, int64_t width, const rea
         end = dim - d < LONGEST_SUM ? dim : d + LONGEST_SUM;
         score_keys(g.end_vector - g.first_vector, g.end - g.begin, end - d, keys + d, stride,
                    q + d * ROWS + g.first_vector * VL, d == 0, s + g.begin * ROWS + g.first_vector * VL,
-                   end == dim ? high + g.first_vector * VL : unused);
+                   end == dim ? high + g.first_vector * VL : unused, &bias);
         d = end;
     } while (d < dim);
 }
 static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand k)
 {
-    segment_products(g, k, p->dim, t->q, t->s, t->high);
+    pending bias = nothing_pending();
+    /* One row for all stays in a cache; one that is not adjacent is read element by element. */
+    if (p->bias.data && p->bias.row && p->bias.column == p->bias.itemsize) {
+        const int end = g.end_vector * VL < t->rows ? g.end_vector * VL : t->rows;
+        bias = (pending){t->bias_row + g.first_vector * VL, t->bias_row + end, (t->key + g.begin) * p->bias.itemsize,
+                         (t->key + g.end) * p->bias.itemsize};
+    }
+    segment_products(g, k, p->dim, t->q, t->s, t->high, bias);
 }
 
 /* ---- o[feature][rows] = o[feature][rows] * shrink[rows] + sum over keys of V[key][feature] * s[key][rows] */
