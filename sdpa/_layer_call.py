@@ -116,7 +116,8 @@ def attend(query, place, extra, return_weights, **options):
         out = place.attend(query, **options)
         return out, place.weights(query, **options) if return_weights else None
     # The extra keys are a part of their own, which no mask concerns.  It has the sinks, as it always sees something.
-    key, value = (rows.astype(query.dtype) for rows in extra)
+    with np.errstate(all="ignore"):
+        key, value = (rows.astype(query.dtype) for rows in extra)
     of_extra = {name: options[name] for name in ("scale", "softcap", "sinks", "threads")}
     options["sinks"] = None
     out, lse = place.attend(query, return_lse=True, **options)
@@ -130,5 +131,5 @@ def attend(query, place, extra, return_weights, **options):
 
 
 def _share(weights, lse, both):
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):
         return (weights * np.exp(lse - both)[..., None]).astype(weights.dtype)

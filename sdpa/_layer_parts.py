@@ -118,7 +118,7 @@ class Norm:
         """In place, to (..., D)."""
         for heads, weight in ((query, self.query), (key, self.key)):
             wide = sum_dtype(heads.dtype)
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            with np.errstate(all="ignore"):
                 x = heads.astype(wide)
                 if self.center:
                     x -= x.mean(axis=-1, keepdims=True)

@@ -35,7 +35,7 @@ class Linear:
     def _pack(self, kernel, dtype):
         key = kernel.name, dtype
         if key not in self._packed:
-            with np.errstate(over="ignore"):
+            with np.errstate(all="ignore"):
                 weight = self.weight.astype(dtype, copy=False)
-            self._packed[key] = _core.pack_weights(kernel, weight, self.bias)
+                self._packed[key] = _core.pack_weights(kernel, weight, self.bias)
         return self._packed[key]

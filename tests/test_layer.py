@@ -359,6 +359,21 @@ def test_large_numbers_overflow_silently():
     assert out.dtype == float16 and out.shape == (1, 3, OUT)
 
 
+def test_numbers_that_another_dtype_does_not_have_are_rounded_silently():
+    """In weights, biases, norms and extra keys; whatever NumPy was told to do about such numbers."""
+    large, small = 1e300, 1e-300
+    for size in large, small:
+        parts = dict(bias_k=np.full(4, size), bias_v=np.full(4, size), qk_norm=dict(query=np.full(4, size), eps=large))
+        layer = MultiHeadAttention(
+            4, 1, in_proj_weight=np.full((12, 4), size), in_proj_bias=np.full(12, size),
+            out_proj_weight=np.full((4, 4), size), out_proj_bias=np.full(4, size), **parts,
+        )  # fmt: skip
+        for dtype in float16, bfloat16, float32:
+            with np.errstate(under="raise", over="warn"):
+                out, _ = layer(np.ones((3, 4), dtype), return_weights=True)
+            assert out.dtype == dtype and (size == large or not out.any())
+
+
 # Caches.
 
 
