@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from . import _layer_weights, _threads
 from ._cache import KVCache
 from ._cache_store import whole_number
-from ._layer_call import attend, heads, inputs, turn
+from ._layer_call import attend, check_positions, heads, inputs, turn
 from ._layer_keys import keys_for
 from ._layer_parts import Norm, extra_keys, flag, input_weights, rotary_options, vector_or_none, weight_array
 from ._linear import Linear
@@ -206,12 +206,11 @@ class MultiHeadAttention:
             bias_k and add_zero_attn come last.  Not with a window or int8 in the cache, nor with pages.
         """
         x, context, value_context, batched = inputs(self, x, context, value_context, cache)
-        if positions is not None and self._rotary is None:
-            raise ValueError(f"positions is {positions!r}: without rotary it must be None")
+        check_positions(self, positions, x)
         if return_weights is not True and return_weights is not False:
             raise TypeError(f"return_weights is {return_weights!r}: it must be True or False")
         threads = self.threads if threads is None else threads
-        place = keys_for(cache, sequences, cu_seqlens, x=x, own=context is None, kv_lengths=kv_lengths, layer=self)
+        place = keys_for(cache, sequences, cu_seqlens, x=x, context=context, kv_lengths=kv_lengths, layer=self)
         if return_weights:
             place.check_weights()
         query, key, value = heads(self, x, context, value_context, threads)

@@ -7,7 +7,7 @@ from ._layer_parts import joined
 from ._linear import Linear
 from ._paged import PagedKVCache
 from ._problem import FLOATS, is_float, plain_array
-from ._rotary import rotary
+from ._rotary import LIMIT, rotary
 
 
 def inputs(layer, x, context, value_context, cache):
@@ -61,6 +61,18 @@ def _widths_match(layer, name, *widths):
         )
 
 
+def check_positions(layer, positions, x):
+    if positions is None:
+        return
+    if layer._rotary is None:
+        raise ValueError(f"positions is {positions!r}: without rotary it must be None")
+    shape, (batch, count, _) = np.shape(positions), x.shape
+    if shape not in ((), (count,), (1, count), (batch, count)):
+        raise ValueError(
+            f"positions has shape {shape}: it must be a number, or have shape ({count},) or ({batch}, {count})"
+        )
+
+
 def heads(layer, x, context, value_context, threads):
     """Query (B, H, M, D), key (B, G, N, D) and value (B, G, N, E), as views of what the projections gave."""
     if context is None:
@@ -104,6 +116,8 @@ def turn(layer, query, key, place, own, positions, q_offset, threads):
         at_key = positions if own else at_key
     elif q_offset is not None:
         at = place.places(q_offset, count)
+        if np.min(at, initial=0) <= -LIMIT or np.max(at, initial=0) >= LIMIT - count:
+            raise ValueError(f"q_offset is {q_offset}: with rotary it must be above -2**53 and below 2**53 - {count}")
     else:
         at = at_key if own else place.places(place.total(key_count) - count, count)
     rotary(query, at, out=query, threads=threads, **layer._rotary)

@@ -10,15 +10,19 @@ import numpy as np
 from ._cache import KVCache
 from ._forward import attention, attention_weights
 from ._paged import PagedKVCache
-from ._problem import _whole_numbers
+from ._problem import _lengths, _whole_numbers
 
 
-def keys_for(cache, sequences, cu_seqlens, *, x, own, kv_lengths, layer):
-    """The place that the arguments of a call mean.  x (B, M, embed_dim); own: it is self-attention."""
+def keys_for(cache, sequences, cu_seqlens, *, x, context, kv_lengths, layer):
+    """The place that the arguments of a call mean.  x (B, M, embed_dim); context (B, N, kdim), or None for
+    self-attention."""
     if not isinstance(cache, PagedKVCache):
         for name, given in ("sequences", sequences), ("cu_seqlens", cu_seqlens):
             if given is not None:
                 raise ValueError(f"{name} is {given!r}: without a PagedKVCache as cache it must be None")
+    own = context is None
+    if kv_lengths is not None and not isinstance(cache, PagedKVCache):
+        kv_lengths = _lengths(kv_lengths, (len(x),), (x if own else context).shape[1])
     if cache is None:
         return CallKeys(own, kv_lengths, len(x))
     if not isinstance(cache, (KVCache, PagedKVCache)):
@@ -29,6 +33,8 @@ def keys_for(cache, sequences, cu_seqlens, *, x, own, kv_lengths, layer):
         raise ValueError(
             f"cache has kv_heads, head_dim and value_dim {sizes}: they must be those of the layer, {wanted}"
         )
+    if x.dtype != cache.dtype and x.itemsize <= cache.dtype.itemsize:
+        raise TypeError(f"cache has dtype {cache.dtype} and x {x.dtype}: it must be that of x, or a narrower one")
     if isinstance(cache, PagedKVCache):
         return PagedKeys(cache, sequences, cu_seqlens, x.shape[1], own, kv_lengths)
     if len(x) != cache.batch:
@@ -52,8 +58,7 @@ class CallKeys:
     causal, before = False, 0
 
     def __init__(self, own, kv_lengths, batch):
-        self.own, self.batch = own, batch
-        self.kv_lengths = None if kv_lengths is None else _whole_numbers("kv_lengths", kv_lengths, (batch,))
+        self.own, self.kv_lengths, self.batch = own, kv_lengths, batch
 
     def places(self, first, count):
         return _places(first, count, self.batch)
@@ -88,8 +93,7 @@ class CachedKeys:
     """Those in a KVCache, with those of the call appended."""
 
     def __init__(self, cache, own, kv_lengths):
-        self.cache, self.own = cache, own
-        self.kv_lengths = None if kv_lengths is None else _whole_numbers("kv_lengths", kv_lengths, (cache.batch,))
+        self.cache, self.own, self.kv_lengths = cache, own, kv_lengths
         self.causal = own
         self.before = cache._length if cache._length >= 0 else cache.lengths.copy()
 

@@ -776,6 +776,7 @@ CALLED_WRONG = {
     "return_weights": (TypeError, (X,), dict(return_weights=1), ["return_weights is 1", "True or False"]),
     "causal": (TypeError, (X,), dict(causal=0), ["causal is 0", "True or False"]),
     "kv_lengths too large": (ValueError, (X,), dict(kv_lengths=[3, 10]), ["kv_lengths", "10", "9 keys"]),
+    "negative kv_lengths of a context": (ValueError, (X, C), dict(kv_lengths=[-1, 3]), ["kv_lengths", "-1", "13 keys"]),
     "kv_lengths of float": (TypeError, (X,), dict(kv_lengths=[1.0, 2.0]), ["kv_lengths", "float64"]),
     "kv_lengths for three": (ValueError, (X,), dict(kv_lengths=[1, 2, 3]), ["kv_lengths", "(3,)"]),
     "mask": (TypeError, (X,), dict(mask=ones((M, M))), ["mask has dtype float64"]),
@@ -787,7 +788,15 @@ CALLED_WRONG = {
         ValueError, (X,), dict(cache=sdpa.KVCache(3, G, D, value_dim=E)), ["x has a batch of 2", "cache one of 3"],
     ),
     "dtype of the cache": (
-        TypeError, (X.astype(float32),), dict(cache=sdpa.KVCache(B, G, D, value_dim=E, dtype=float64)), ["float64"],
+        TypeError, (X.astype(float32),), dict(cache=sdpa.KVCache(B, G, D, value_dim=E, dtype=float64)),
+        ["cache has dtype float64 and x float32", "narrower"],
+    ),
+    "another half type in the cache": (
+        TypeError, (X.astype(bfloat16),), dict(cache=sdpa.KVCache(B, G, D, value_dim=E, dtype=float16)),
+        ["cache has dtype float16 and x bfloat16"],
+    ),
+    "dtype of pages": (
+        TypeError, (X[0].astype(float32),), dict(cache=PAGES, sequences=0), ["cache has dtype float64 and x float32"],
     ),
     "sequences without pages": (ValueError, (X,), dict(sequences=0), ["sequences is 0", "PagedKVCache"]),
     "cu_seqlens without pages": (ValueError, (X,), dict(cu_seqlens=[0, 9]), ["cu_seqlens", "PagedKVCache"]),
@@ -823,9 +832,26 @@ def test_contexts_that_must_be_given():
         layer(X, ones((B, N, 10)))
 
 
-def test_wrong_positions():
+@pytest.mark.parametrize("shape", [(3,), (3, M), (M, 1), (2, 4, M), (1, 1, M)], ids=str)
+def test_wrong_positions(shape):
     layer, _ = both("rotary")
-    with raises(ValueError, ["positions", "(3,)"]):
-        layer(X, positions=[1, 2, 3])
+    for context in (), (C,):
+        with raises(ValueError, ["positions has shape", str(shape), "(9,) or (2, 9)"]):
+            layer(X, *context, positions=ones(shape))
+
+
+def test_what_rotary_cannot_place():
+    """Errors are about what was given, not about the positions that follow from it."""
+    layer, _ = both("rotary")
+    with raises(TypeError, ["positions", "<U1"]):
+        layer(X, positions="a")
     with raises(TypeError, ["q_offset", "float64"]):
         layer(X, q_offset=1.5)
+    for offset in 2**53, -(2**53), 2**80, [0, 2**60], [-(2**63), 2**63 - 1], 2**53 - M:
+        with raises(ValueError, ["q_offset is", str(offset)]):
+            layer(X, q_offset=offset)
+    layer(X, q_offset=2**53 - M - 1)
+    for cache in None, layer.new_cache(B, dtype=float64):
+        for lengths in 2**60, [3, N + 1], -1:
+            with raises(ValueError, ["kv_lengths", str(lengths), "13 keys"]):
+                layer(X, C, kv_lengths=lengths, cache=cache)
