@@ -12,6 +12,12 @@ from ._problem import is_float
 UNBOUNDED = 2**62
 FIRST_ROOM = 64  # tokens that a new cache has room for
 LINE = 64  # bytes of a cache line
+# All that an append changes, but for rows of the arrays.
+STATE = (
+    "_aligned", "_extra", "_floor", "_floors", "_idle", "_keys", "_length", "_lengths", "_memory", "_ring", "_values",
+    "_writable",
+)  # fmt: skip
+get_state = operator.attrgetter(*STATE)
 CHUNK = 16  # the ring grows by multiples of it, so that chunks of like sizes do not each move it
 
 
@@ -96,6 +102,34 @@ class Store:
             floors = np.maximum(floors, after - self._ring)
         self.set_lengths(after, floors)
         self.set_memory(self._memory)  # which no one shares now
+
+    def snapshot(self, count):
+        """What `restore` needs to take back an append of `count` tokens: with a window also the rows of which those
+        take the place."""
+        state, extra, idle = get_state(self), self._extra, self._idle
+        if self.window is None:
+            return state, None, ()
+        ring, start = self._wanted_ring(count), self._length
+        self._extra, self._idle = extra, idle
+        slot, run = self._slot(start, ring, start + count)
+        if start >= 0 and run == count:
+            slots = slice(slot, slot + count)
+            lost = slot < start
+        else:
+            lengths = self.state()[0]
+            slots = self._slots_of(lengths[:, None] + np.arange(count), ring)
+            slots = slots[slots < min(lengths.max(), self._memory.rows)]
+            lost = slots.size
+        return state, slots, [array[:, :, slots].copy() for array in self._memory.arrays] if lost else ()
+
+    def restore(self, snapshot):
+        state, slots, rows = snapshot
+        memory = self._memory
+        for name, value in zip(STATE, state):
+            setattr(self, name, value)
+        if memory is self._memory:  # otherwise what was there has been copied, not written
+            for array, old in zip(memory.arrays, rows):
+                array[:, :, slots] = old
 
     def _quantise(self, key, value, into):
         for name, source, out, scales in zip(("key", "value"), (key, value), into[:2], into[2:]):
@@ -208,8 +242,9 @@ class Store:
         rows.flags.writeable = False
         return rows
 
-    def _slots_of(self, positions):
-        return np.where(positions < self.bound(), positions, self.keep + (positions - self.keep) % self._ring)
+    def _slots_of(self, positions, ring=None):
+        ring = self._ring if ring is None else ring
+        return np.where(positions < self.bound(ring), positions, self.keep + (positions - self.keep) % ring)
 
     def positions(self, rows):
         """Position of the token in each of the first `rows` slots, (B, rows) or (1, rows); -1 where there is none."""

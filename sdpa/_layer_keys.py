@@ -103,10 +103,11 @@ class CachedKeys:
     def append(self, key, value):
         if len(key) != self.cache.batch or len(value) != self.cache.batch:
             key, value = (np.broadcast_to(x, (self.cache.batch, *x.shape[1:])) for x in (key, value))
+        self.snapshot = self.cache.snapshot(key.shape[2] if self.kv_lengths is None else int(self.kv_lengths.max()))
         self.cache.append(key, value, self.kv_lengths)
 
     def undo(self):
-        self.cache.truncate(self.before)
+        self.cache.restore(self.snapshot)
 
     def total(self, count):
         return self.before + (count if self.kv_lengths is None else self.kv_lengths)
@@ -151,17 +152,18 @@ class PagedKeys:
         self.counts = np.diff(begins)
         self.within = np.arange(rows) - np.repeat(begins[:-1], self.counts)
         self.begins = None if (self.counts == 1).all() else begins  # the default, which has a shorter way
+        self.states = states
         self.before = np.array([state.length for state in states], np.int64)
 
     def places(self, first, count):
         return np.repeat(_whole_numbers("q_offset", first, self.before.shape), self.counts) + self.within
 
     def append(self, key, value):
+        self.snapshot = self.cache._snapshot(self.states)
         self.cache.append(self.sequences, key[0].swapaxes(0, 1), value[0].swapaxes(0, 1), self.begins)
 
     def undo(self):
-        for sequence, length in zip(self.sequences, self.before.tolist()):
-            self.cache.truncate(sequence, length)
+        self.cache._restore(self.states, self.snapshot)
 
     def attend(self, query, return_lse=False, **options):
         result = self.cache.attend(

@@ -361,6 +361,27 @@ class PagedKVCache:
         for state, missing in growing:
             state.pages.extend(self._take(missing))
 
+    def _snapshot(self, states):
+        """What `_restore` needs to take back an append to these: of each its length, how many pages it has, and the one
+        that is not full, if any."""
+        size = self.page_size
+        return [
+            (state.length, len(state.pages), state.pages[state.length // size] if state.length % size else None)
+            for state in states
+        ]
+
+    def _restore(self, states, snapshot):
+        """Backwards, so that pages become free in the order in which they were taken."""
+        for state, (_, count, _) in zip(reversed(states), reversed(snapshot)):
+            self._release(state.pages[count:])
+            del state.pages[count:]
+        for state, (length, _, page) in zip(reversed(states), reversed(snapshot)):
+            index, state.length = length // self.page_size, length
+            if page is not None and state.pages[index] != page:  # it was shared, and copied
+                self._release(state.pages[index : index + 1])
+                state.pages[index] = page
+                self._owners[page] += 1
+
     def _write(self, states, begins, counts, key, value):
         """The rows behind the tokens that are there; the pages are."""
         size = self.page_size

@@ -526,6 +526,67 @@ def test_an_error_appends_nothing(parts, options):
     assert pages.length(sequence) == 4 and pages.free_pages == 7
 
 
+@pytest.mark.parametrize("keep", [0, 2])
+@pytest.mark.parametrize("dtype", [float64, np.int8])
+@pytest.mark.parametrize("window", [None, 5, 40])
+def test_a_call_that_fails_leaves_no_trace_in_a_cache(window, keep, dtype):
+    """Whatever comes before and after, prompts, tokens and lengths that differ: as in a cache that saw no such call."""
+    layer, _ = both()
+    options = dict(dtype=dtype, window=window, keep=keep if window else 0)
+    cache, other = layer.new_cache(B, **options), layer.new_cache(B, **options)
+    forks, draw = [], rng(4)
+    for step in range(100):
+        count = int(draw.choice([1, 1, 1, 2, 7, 20]))
+        x, query = normal(B, count, WIDTH, seed=step), normal(B, H, count, D, seed=step)
+        lengths = None if draw.random() < 0.7 else draw.integers(0, count + 1, B)
+        if draw.random() < 0.2:
+            forks.append((cache.fork(), other.fork()))
+        assert_same_bits(*(layer(x, cache=one, kv_lengths=lengths) for one in (cache, other)))
+        for more in draw.choice([1, 1, 3, 25], draw.integers(0, 3)).tolist():
+            some = None if draw.random() < 0.7 else draw.integers(0, more + 1, B)
+            with pytest.raises(TypeError, match="mask"):
+                layer(normal(B, more, WIDTH), cache=cache, kv_lengths=some, mask=ones((2, 2)))
+        np.testing.assert_array_equal(cache.lengths, other.lengths)
+        assert cache.keys.shape == other.keys.shape
+        assert_same_bits(cache.attend(query), other.attend(query))
+        if draw.random() < 0.3:  # what was appended last can be forgotten
+            forgotten = draw.integers(0, (count if lengths is None else lengths) + np.ones(B, int))
+            for one in cache, other:
+                one.truncate(one.lengths - forgotten)
+    for one, two in forks:
+        assert_same_bits(*(layer(normal(B, 1, WIDTH), cache=fork) for fork in (one, two)))
+
+
+def test_a_call_that_fails_leaves_no_trace_in_pages():
+    """Reserved pages stay reserved, shared ones shared, and free ones in order."""
+    layer, _ = both()
+    cache, other = (PagedKVCache(60, 4, G, D, value_dim=E, dtype=float64) for _ in range(2))
+    draw, sequences = rng(5), []
+    for step in range(80):
+        if draw.random() < 0.2 or len(sequences) < 3:
+            reserved = int(draw.integers(0, 9))
+            old = draw.choice(sequences) if sequences and draw.random() < 0.7 else None
+            for one in cache, other:
+                number = one.allocate(reserved) if old is None else one.fork(old)
+            sequences.append(number)
+        if len(sequences) > 6:
+            number = sequences.pop(int(draw.integers(6)))
+            for one in cache, other:
+                one.free(number)
+        few = draw.permutation(sequences)[: draw.integers(1, 4)]
+        starts = np.cumsum([0, *draw.integers(0, 6, len(few))])
+        with pytest.raises(TypeError, match="mask"):
+            layer(normal(starts[-1], WIDTH), cache=cache, sequences=few, cu_seqlens=starts, mask=ones((2, 2)))
+        assert (cache._free, cache._owners) == (other._free, other._owners)
+        few = draw.permutation(sequences)[: draw.integers(1, 3)]
+        x = normal(len(few), WIDTH, seed=step)
+        assert_same_bits(*(layer(x, cache=one, sequences=few) for one in (cache, other)))
+        for number in sequences:
+            assert cache.pages_of(number) == other.pages_of(number)
+            if cache.length(number):
+                assert_same_bits(*(one.attend(normal(H, 1, D), number) for one in (cache, other)))
+
+
 @pytest.mark.parametrize("parts", PARTS)
 def test_pages(kernel, parts):
     """Sequences of their own lengths, packed: as each one on its own."""
