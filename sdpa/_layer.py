@@ -217,7 +217,7 @@ class MultiHeadAttention:
         if self._norm is not None:
             self._norm.apply(query, key)
         if self._rotary is not None:
-            turn(self, query, key, place, context is None, positions, q_offset, threads)
+            key = turn(self, query, key, place, context is None, positions, q_offset, threads)
         place.append(key, value)
         try:
             out, weights = attend(

@@ -108,7 +108,8 @@ def _linear(layer, first, last):
 
 
 def turn(layer, query, key, place, own, positions, q_offset, threads):
-    """Rotary embedding in place; own: it is self-attention."""
+    """Rotary embedding in place; own: it is self-attention.  Returns the keys, which one context for all batches may
+    have more of afterwards."""
     count, key_count = query.shape[2], key.shape[2]
     at_key = place.places(place.before, key_count)
     if positions is not None:
@@ -120,8 +121,10 @@ def turn(layer, query, key, place, own, positions, q_offset, threads):
             raise ValueError(f"q_offset is {q_offset}: with rotary it must be above -2**53 and below 2**53 - {count}")
     else:
         at = at_key if own else place.places(place.total(key_count) - count, count)
+    if np.ndim(at_key) == 2 and len(key) < len(at_key):  # it stands elsewhere in each
+        key = np.repeat(key, len(at_key), axis=0)
     rotary(query, at, out=query, threads=threads, **layer._rotary)
-    rotary(key, at_key, out=key, threads=threads, **layer._rotary)
+    return rotary(key, at_key, out=key, threads=threads, **layer._rotary)
 
 
 def attend(query, place, extra, return_weights, **options):

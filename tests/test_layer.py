@@ -485,6 +485,22 @@ def test_cross_attention_over_a_cache(parts):
     assert_close(layer(x, context[:1], cache=one), oracle(x, context[:1]))
 
 
+@pytest.mark.parametrize("parts", ["plain", "all"])
+def test_one_context_for_all_batches_behind_different_lengths(parts):
+    """It is appended to each, at positions of its own."""
+    layer, _ = both(parts)
+    x, lengths = normal(B, 3, WIDTH), [2, 5]
+    first, second = normal(B, 5, WIDTH, seed=1), normal(1, 4, WIDTH, seed=2)
+    caches = [layer.new_cache(B, dtype=float64) for _ in range(2)]
+    for cache in caches:
+        layer(x, first, cache=cache, kv_lengths=lengths)
+    expected = layer(x, np.concatenate([second] * B), cache=caches[1])
+    assert_close(layer(x, second, cache=caches[0]), expected)
+    for b, length in enumerate(lengths):
+        whole = np.concatenate([first[b, :length], second[0]])
+        assert_close(expected[b], layer(x[b], whole))
+
+
 def test_as_many_rows_in_the_context_as_in_x():
     """The last query stands at the last key, though the cache was given lengths for as many rows."""
     layer, oracle = both("rotary")
