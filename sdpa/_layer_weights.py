@@ -31,13 +31,14 @@ def of_torch(module, num_heads, prefix, batch_first, add_zero_attn):
         raise TypeError(f"module is of type {type(module).__name__}: it must be a module or a state dict")
     if num_heads is None:
         raise ValueError("num_heads is None: with a state dict it must be given")
-    names = {name.removeprefix(prefix): name for name in given if name.startswith(prefix)}
+    _check_prefix(prefix)
+    names = {str(name).removeprefix(prefix): name for name in given if str(name).startswith(prefix)}
     needed = ["out_proj.weight", *(SEPARATE if any(name in names for name in SEPARATE) else ["in_proj_weight"])]
     _check_names("module", names, needed, TORCH, prefix)
     arrays = {name: as_array(full, given[full]) for name, full in names.items()}
-    weight = arrays.pop("out_proj.weight")
+    weight = _axes(names["out_proj.weight"], arrays.pop("out_proj.weight"), 2)
     options = dict(out_proj_weight=weight, out_proj_bias=arrays.pop("out_proj.bias", None), num_heads=num_heads)
-    options["embed_dim"] = weight.shape[0] if weight.ndim else 0
+    options["embed_dim"] = weight.shape[0]
     for name in ("bias_k", "bias_v"):  # (1, 1, embed_dim)
         if name in arrays:
             options[name] = arrays.pop(name).reshape(-1)
@@ -52,6 +53,13 @@ def of_torch(module, num_heads, prefix, batch_first, add_zero_attn):
 
 def of_keras(layer, prefix):
     """keras.layers.MultiHeadAttention and GroupQueryAttention: see `of_kernels`."""
+    _check_prefix(prefix)
+    window = getattr(layer, "sliding_window", getattr(layer, "_sliding_window", None))
+    if window is not None:
+        raise ValueError(
+            f"layer has a sliding_window of {window}: it must be None; take layer.get_weights() instead, and give "
+            f"window=({window - 1}, {window - 1}) in calls"
+        )
     given = layer.get_weights() if hasattr(layer, "get_weights") else layer
     names = (*PARTS, "attention_output")
     if isinstance(given, Mapping):
@@ -74,10 +82,10 @@ def of_keras(layer, prefix):
 
 def of_flax(params):
     """flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention: see `of_kernels`."""
+    if hasattr(params, "items") and set(params) == {"params"}:
+        params = params["params"]
     if not hasattr(params, "items"):
         raise TypeError(f"params are of type {type(params).__name__}: they must be a dict")
-    if set(params) == {"params"}:
-        params = params["params"]
     arrays = leaves(params)
     every = [f"{part}/{what}" for part in (*PARTS, "out") for what in ("kernel", "bias")]
     norms = ["query_ln/scale", "key_ln/scale"]
@@ -140,11 +148,13 @@ def leaves(tree, path=""):
 
 def as_array(name, given):
     """A NumPy array of a tensor, a variable, or whatever gives one."""
-    for method in ("get_value", "detach", "cpu"):  # of flax.nnx; of torch
-        if not isinstance(given, np.ndarray) and callable(getattr(given, method, None)):
-            given = getattr(given, method)()
+    if not isinstance(given, np.ndarray) and callable(getattr(given, "get_value", None)):
+        given = given.get_value()  # of flax.nnx
     if not isinstance(given, np.ndarray) and hasattr(given, "value"):
         given = given.value() if callable(given.value) else given.value  # of TensorFlow; of flax and Keras
+    for method in ("detach", "cpu"):  # of torch, which Keras may run on
+        if not isinstance(given, np.ndarray) and callable(getattr(given, method, None)):
+            given = getattr(given, method)()
     if str(getattr(given, "dtype", "")) == "torch.bfloat16":  # which torch does not give to NumPy
         return _bfloat16_if_there(given.float().numpy())
     if not isinstance(given, np.ndarray) and callable(getattr(given, "numpy", None)):
@@ -161,6 +171,11 @@ def _bfloat16_if_there(array):
     except ImportError:
         return array  # the same numbers, in float32
     return array.astype(bfloat16)
+
+
+def _check_prefix(prefix):
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix is {prefix!r}: it must be text")
 
 
 def _axes(name, array, count):

@@ -103,6 +103,14 @@ def without(state, *names):
         (ValueError, torch_weights(bias_k=np.ones((1, 1, 12))), dict(num_heads=3), ["bias_k", "bias_v"]),
         (TypeError, torch_weights(in_proj_bias=np.ones(36, int)), dict(num_heads=3), ["in_proj_bias", "int64"]),
         (TypeError, [], dict(num_heads=3), ["module is of type list", "state dict"]),
+        (ValueError, {1: np.ones(3)}, dict(num_heads=3), ["no out_proj.weight", "there are 1"]),
+        (TypeError, torch_weights(), dict(num_heads=3, prefix=None), ["prefix is None", "text"]),
+        (
+            ValueError,
+            torch_weights(**{"out_proj.weight": np.ones(12)}),
+            dict(num_heads=3),
+            ["out_proj.weight", "(12,)", "2 axes"],
+        ),
     ],
 )
 def test_what_is_no_torch_layer(error, state, options, parts):
@@ -324,7 +332,7 @@ class Called:
         self.array = array
 
     def value(self):
-        return Tensor(self.array, ("detach", "cpu"))
+        return Tensor(self.array)
 
 
 class State:
@@ -405,6 +413,24 @@ def test_what_is_no_keras_layer(given, error, parts):
         MultiHeadAttention.from_keras(given)
 
 
+@pytest.mark.parametrize("name", ["sliding_window", "_sliding_window"])
+def test_a_keras_layer_with_a_window(name):
+    """Which is no weight: without it results would be others."""
+
+    class Layer:
+        def get_weights(self):
+            return list(GOOD.values())
+
+    layer = Layer()
+    setattr(layer, name, 4)
+    with raises(ValueError, ["sliding_window of 4", "None", "window=(3, 3)"]):
+        MultiHeadAttention.from_keras(layer)
+    setattr(layer, name, None)
+    assert MultiHeadAttention.from_keras(layer).num_heads == 4
+    with raises(TypeError, ["prefix is None", "text"]):
+        MultiHeadAttention.from_keras(GOOD, prefix=None)
+
+
 def test_what_are_no_flax_parameters():
     good = kernels(last="out")
     with raises(ValueError, ["params has no query/kernel", "there are attn/query/kernel"]):
@@ -413,5 +439,6 @@ def test_what_are_no_flax_parameters():
         MultiHeadAttention.from_flax(nested(good | {"key_ln/scale": np.ones(3)}))
     with raises(ValueError, ["has rngs/count"]):
         MultiHeadAttention.from_flax(nested(good | {"rngs/count": np.ones(3)}))
-    with raises(TypeError, ["params are of type list", "dict"]):
-        MultiHeadAttention.from_flax([])
+    for wrong in [], {"params": []}:
+        with raises(TypeError, ["params are of type list", "dict"]):
+            MultiHeadAttention.from_flax(wrong)
