@@ -149,4 +149,5 @@ def attend(query, place, extra, return_weights, **options):
 
 def _share(weights, lse, both):
     with np.errstate(all="ignore"):
-        return (weights * np.exp(lse - both)[..., None]).astype(weights.dtype)
+        share = np.where(np.isneginf(lse), 0, np.exp(lse - both))  # both may be -inf
+        return (weights * share[..., None]).astype(weights.dtype)

@@ -306,6 +306,18 @@ def test_nothing_to_attend_to_gives_the_last_bias():
     assert_close(layer(x, context), oracle(x, context))
 
 
+def test_an_extra_key_that_counts_as_hidden():
+    """As its score is -inf; where nothing else is seen, all weights are 0."""
+    given = dict(in_proj_weight=ones((3, 1)), out_proj_weight=ones((1, 1)), bias_k=[-np.inf], bias_v=[3.0])
+    layer, oracle = MultiHeadAttention(1, 1, **given), reference.MultiHeadAttention(1, 1, **given)
+    x, mask = np.array([[1.0], [2.0]]), np.array([[True, False], [False, False]])
+    out, weights = layer(x, mask=mask, return_weights=True)
+    expected, expected_weights = oracle(x, mask=mask, return_weights=True)
+    assert_close(out, expected)
+    assert_close(weights, expected_weights)
+    np.testing.assert_array_equal(weights, [[[1, 0, 0], [0, 0, 0]]])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_layouts(layout):
     """Of inputs and weights, which stay as they are."""
