@@ -152,6 +152,7 @@ class MultiHeadAttention:
         prefix : of the names to take from a dict: "decoder/self_attention/".
 
         The arguments of calls are (query, value, key) there, and (x, context, value_context) here: query, key, value.
+        A layer with a sliding_window is refused: take its get_weights(), and give the window in calls.
         """
         return cls(**_layer_weights.of_keras(layer, prefix), rotary=rotary, qk_norm=qk_norm, threads=threads)
 
@@ -171,7 +172,10 @@ class MultiHeadAttention:
         return cls(**options, rotary=rotary, threads=threads)
 
     def new_cache(self, batch: int = 1, **options: Any) -> KVCache:
-        """An empty KVCache for the keys and values of this layer; options as there (dtype, capacity, window, ...)."""
+        """An empty KVCache for the keys and values of this layer; options as there (dtype, capacity, window, ...).
+
+        dtype : default float32.  For x of a half type it must be given: that type, or int8.
+        """
         return KVCache(batch, self.kv_heads, self.head_dim, value_dim=self.value_dim, **options)
 
     def __call__(
@@ -235,6 +239,10 @@ class MultiHeadAttention:
         elif not self.batch_first:
             out = out.swapaxes(0, 1)
         return (out, weights) if return_weights else out
+
+    def __getstate__(self):
+        """Without weights as kernels read them, which are for one version of the library alone."""
+        return self.__dict__ | {"_in": {}, "_out": Linear(self.out_proj_weight, self.out_proj_bias)}
 
     def __repr__(self):
         heads = f"{self.num_heads} heads of {self.head_dim}"

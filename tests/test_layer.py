@@ -1,5 +1,7 @@
 """MultiHeadAttention: against the oracle, step by step with caches, and what it makes of wrong arguments."""
 
+import copy
+import pickle
 import re
 import threading
 
@@ -705,6 +707,17 @@ def test_first_calls_at_once():
         assert len(outs) == 4
         for out in outs:
             assert_same_bits(out, expected)
+
+
+def test_pickled_without_what_kernels_read():
+    """Which is for one kernel of one version of the library, and as large as the weights."""
+    layer, _ = both("all", width=300)
+    x, size = normal(B, M, 300), len(pickle.dumps(layer))
+    expected = layer(x)
+    assert len(pickle.dumps(layer)) < 1.1 * size
+    for twin in pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer):
+        assert_same_bits(twin(x), expected)
+        assert_same_bits(twin(x, cache=twin.new_cache(B, dtype=float64)), layer(x, causal=True))
 
 
 @pytest.mark.parametrize("dtype, whole", [(float16, 2048), (bfloat16, 256)])
