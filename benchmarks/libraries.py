@@ -6,7 +6,7 @@ OURS, READ = "sdpa", "read"
 # Of libraries and of what else has a version; others keep their names.
 TITLES = {
     "python": "Python", "numpy": "NumPy", "torch": "PyTorch", "onnxruntime": "ONNX Runtime", "jax": "JAX",
-    "openvino": "OpenVINO",
+    "openvino": "OpenVINO", "vllm": "vLLM", "tensorflow": "TensorFlow", "mlx": "MLX", "paddle": "PaddlePaddle",
 }  # fmt: skip
 
 

@@ -54,7 +54,10 @@ def sections_of(measured):
             "targets", "Targets", "What it aims at, and where it misses.",
             [], [report.aims(measured)] if ours else [], misses(measured),
         ),
-        Section("times", "All times", "Every workload and every library.", [], [report.times(measured)]),
+        Section(
+            "times", "All times", "Every workload and every library, and how exact each is.", [],
+            [report.times(measured), report.errors(measured)],
+        ),
     ]  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 import math
 
 from benchmarks import tables, targets
-from benchmarks.libraries import OURS, title_of
-from benchmarks.rows import geometric_mean, is_right, rows_of, speed_up
+from benchmarks.libraries import OURS, READ, library_of, title_of
+from benchmarks.rows import ENDED, geometric_mean, is_right, rows_of, speed_up
 from sdpa.lab._experiment import Table
 
 TIMES, DIVIDED = "\N{MULTIPLICATION SIGN}", "\N{DIVISION SIGN}"
@@ -48,9 +48,30 @@ def times(report):
     )
 
 
+def errors(report):
+    """The largest difference from float64 of what `times` shows; without a right result, of a library's fastest."""
+    rows = rows_of(report)
+    libraries = sorted({library_of(one["implementation"]) for row in rows for one in row.peers}, key=title_order)
+    cells = [(row.name, *map(error_cell, (row.ours, *(shown_of(row, one) for one in libraries)))) for row in rows]
+    header = ("workload", OURS, *map(title_of, libraries))
+    return Table(
+        "The largest difference from float64; a WRONG one is more than what passes, and does not count.", header, cells
+    )
+
+
+def shown_of(row, library):
+    """The result of a library that stands for it, None where there is none."""
+    theirs = (result for result in row.peers if library_of(result["implementation"]) == library)
+    return row.libraries.get(library) or next(theirs, None)
+
+
 def libraries_of(rows):
     """Those that gave a right result, in a fixed order."""
-    return sorted({library for row in rows for library in row.libraries}, key=lambda library: title_of(library).lower())
+    return sorted({library for row in rows for library in row.libraries}, key=title_order)
+
+
+def title_order(library):
+    return title_of(library).lower()
 
 
 def leads_over(rows, library):
@@ -199,12 +220,12 @@ def as_markdown(table, left=(0,)):
 
 def text(report):
     """All that a terminal shows."""
-    shown = [times(report)]
+    shown = [times(report), errors(report)]
     if libraries_of(rows_of(report)):
         shown.append(means(report))
     if any(not one.hit for one in targets.verdicts(rows_of(report))):
         shown.append(without_last_column(losses(report)))  # reasons are too long for a column
-    return "\n\n".join([*map(as_text, shown), "\n".join([*facts(report), *failures(report)])])
+    return "\n\n".join([*map(as_text, shown), "\n".join([*facts(report), *failures(report), *left_out(report)])])
 
 
 def without_last_column(table):
@@ -212,8 +233,10 @@ def without_last_column(table):
 
 
 def markdown(report):
-    """The table of all that was measured, and where it comes from."""
-    return "\n".join([*(f"* {fact}" for fact in facts(report)), "", as_markdown(details(report), left=(0, 6, 10)), ""])
+    """The tables of all that was measured and of its errors, and where they come from."""
+    given = [f"* {fact}" for fact in (*facts(report), *failures(report), *left_out(report))]
+    shown = [as_markdown(details(report), left=(0, 6, 10)), "", errors(report).caption, "", as_markdown(errors(report))]
+    return "\n".join([*given, "", *shown, ""])
 
 
 def facts(report):
@@ -235,6 +258,26 @@ def failures(report):
         f"sdpa on {result['workload']}: {result['unsupported'] or error_cell(result)}"
         for result in ours
         if result["unsupported"] or not is_right(result)
+    ]
+
+
+def left_out(report):
+    """Which peers gave a wrong result or none, and why."""
+    theirs = [one for one in report["results"] if one["implementation"] not in (OURS, READ)]
+    measured = {one["implementation"] for one in theirs if "minimum" in one}
+    wrong, nothing, ended = {}, {}, {}
+    for one in theirs:
+        name, reason = one["implementation"], one["unsupported"].removeprefix("Unsupported: ")
+        if reason.startswith(ENDED):
+            ended.setdefault(name, []).append(f"{one['workload']} ({reason})")
+        elif name not in measured:
+            nothing.setdefault(name, reason)
+        elif "minimum" in one and not is_right(one):
+            wrong.setdefault(name, []).append(f"{one['workload']} (error {one['error']:.1e} of {one['allowed']:.1e})")
+    return [
+        *(f"{name} is wrong, and does not count, on {', '.join(found)}" for name, found in wrong.items()),
+        *(f"{name} failed on {', '.join(found)}" for name, found in ended.items()),
+        *(f"{name} was not measured: {reason}" for name, reason in nothing.items()),
     ]
 
 

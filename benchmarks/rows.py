@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from benchmarks.libraries import OURS, READ, library_of
 
+ENDED = "its process ended"  # so begins what is told of an implementation that crashed
+
 
 class Row(NamedTuple):
     """One workload; results are dictionaries as `compare` writes them, None where there is none."""

@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks import oracle
 from benchmarks.adapting import THREADS
 from benchmarks.reading import READ
+from benchmarks.rows import ENDED
 
 ROOT = Path(__file__).resolve().parents[1]
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -94,7 +95,7 @@ class Process:
         if not line:
             status = self._process.wait()
             self._process = None
-            return {"unsupported": f"its process ended with status {status}"}
+            return {"unsupported": f"{ENDED} with status {status}"}
         self._process.send_signal(signal.SIGSTOP)
         return json.loads(line)
 

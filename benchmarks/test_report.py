@@ -8,7 +8,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from benchmarks import chart, compare, figures, libraries, page, publish, report, rows, runner, sweeps, targets
+from benchmarks import chart, compare, figures, libraries, page, publish, report, rows, runner, sweeps, tables, targets
 from benchmarks.test_workloads import ZEN4
 from benchmarks.workloads import KEEP_BYTES, NAMED, SWEEPS, WORKLOADS, batches, select
 
@@ -114,6 +114,59 @@ def test_details_hold_every_result(measured):
     shown = cells(report.details(measured), "vit-197-fp32")
     assert shown["the others"] == "ort_attn 1.5 (error 3e+00), torch 4" and shown["best peer"] == "ncnn"
     assert cells(report.details(measured), "decode-32k-fp32")["GB/s"] == "25 of 50"
+
+
+def test_errors_stand_next_to_times(measured):
+    table = report.errors(measured)
+    assert cells(table, "vit-197-fp32") == {
+        "workload": "vit-197-fp32", "sdpa": "1.0e+00", "ncnn": "1.0e+00", "ONNX Runtime": "3.0e+00 WRONG",
+        "PyTorch": "1.0e+00",
+    }  # fmt: skip
+    assert report.as_text(table) in report.text(measured)
+    assert report.as_markdown(table) in report.markdown(measured)
+
+
+def test_what_peers_could_not_do_is_told(measured):
+    nothing = {"workload": "bert-fp32", "implementation": "jax", "unsupported": "ModuleNotFoundError: no jax"}
+    crashed = {"workload": "bert-fp32", "implementation": "ncnn", "unsupported": f"{rows.ENDED} with status -11"}
+    once = {"workload": "bert-fp32", "implementation": "torch", "unsupported": "Unsupported: a mask"}
+    for one in (nothing, crashed, once):
+        measured["results"].append({**one, "error": float("nan"), "allowed": float("nan"), "disturbed": 0})
+    told = [
+        "ort_attn is wrong, and does not count, on vit-197-fp32 (error 3.0e+00 of 2.0e+00)",
+        "ncnn failed on bert-fp32 (its process ended with status -11)",
+        "jax was not measured: ModuleNotFoundError: no jax",
+    ]
+    assert report.left_out(measured) == told
+    assert report.text(measured).endswith("\n".join(told)) and f"* {told[0]}\n" in report.markdown(measured)
+
+
+def test_a_table_too_wide_for_the_terminal_goes_on_below(monkeypatch):
+    cells = [
+        ("name", "of the bound", "x", "over the best peer"),
+        ("first", "1", "2", "3"),
+        ("second", "0.25", "3", "4"),
+    ]
+    expected = """
+        of the      over the
+name     bound  x  best peer
+first        1  2          3
+second    0.25  3          4"""
+    assert tables.text(cells, width=28) == expected[1:]
+    narrow = """
+        of the
+name     bound  x
+first        1  2
+second    0.25  3
+
+         over the
+name    best peer
+first           3
+second          4"""
+    assert tables.text(cells, width=27) == narrow[1:]
+    monkeypatch.setenv("COLUMNS", "27")
+    assert tables.text(cells) == narrow[1:]
+    assert tables.text([("", "only the header")], width=5) == "  only the\n    header"
 
 
 def test_files_are_joined(measured, tmp_path):
@@ -344,6 +397,7 @@ def test_publishing_needs_a_run(tmp_path, capsys):
 
 
 # Sweeps.
+    assert report.as_markdown(report.errors(measured)) in documents["benchmarks/results.md"]
 
 
 def test_all_of_a_family_can_be_prepared_at_once():
