@@ -7,6 +7,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import sdpa
 from benchmarks import machine, memory, page, report, rows, runner, sweeps, tables, workloads
 from benchmarks.libraries import OURS, READ
 from benchmarks.peers import PEERS, select_peers
@@ -39,9 +41,16 @@ def parse_arguments(arguments, prog):
         "--from", nargs="+", type=Path, metavar="FILE", dest="files", help="measure nothing: show what --json wrote"
     )
     parser.add_argument("--without-sdpa", action="store_true", help="measure the peers alone")
-    parser.add_argument("--kernel", help="force a kernel of sdpa, as SDPA_KERNEL does")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=60, help="for timing, preparation not counted (about)")
+    parser.add_argument(
+        "--kernel",
+        type=kernel_named,
+        default=os.environ.get("SDPA_KERNEL") or None,
+        help=f"force a kernel of sdpa, as SDPA_KERNEL does: {', '.join(sdpa.kernels())}",
+    )
+    parser.add_argument("--rounds", type=at_least_one, default=5, help="default 5")
+    parser.add_argument(
+        "--seconds", type=positive, default=60, help="for timing, preparation not counted (about; default 60)"
+    )
     parser.add_argument(
         "--sweeps", action="store_true", help=f"also length, head size and more, of {sweeps.PEERS}, in --seconds more"
     )
@@ -58,6 +67,26 @@ def dtypes_named(text):
     if unknown:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(workloads.DTYPES)}")
     return names
+
+
+def kernel_named(text):
+    if text not in sdpa.kernels():
+        raise argparse.ArgumentTypeError(
+            f"no kernel named {text!r} on this CPU; there are: {', '.join(sdpa.kernels())}"
+        )
+    return text
+
+
+def at_least_one(text):
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return int(text)
+
+
+def positive(text):
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no duration")
+    return float(text)
 
 
 def implementations(arguments):
@@ -127,7 +156,10 @@ def commit():
 
 
 def first_line(*command):
-    done = subprocess.run(command, cwd=runner.ROOT, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=runner.ROOT, capture_output=True, text=True, check=False)
+    except OSError:  # there is no such command
+        return "unknown"
     return done.stdout.partition("\n")[0] or "unknown"
 
 
@@ -146,7 +178,10 @@ def with_sweeps(measured, arguments):
 def main(arguments=None, prog=None):
     arguments = parse_arguments(arguments, prog)
     runner.end_workers_on_termination()
-    write(rows.read(arguments.files) if arguments.files else measure(arguments), arguments)
+    measured = rows.read(arguments.files) if arguments.files else measure(arguments)
+    if not measured["bounds"]:
+        raise SystemExit(f"no file of {', '.join(map(str, arguments.files))} is of benchmarks.compare")
+    write(measured, arguments)
 
 
 def write(measured, arguments):

@@ -85,7 +85,10 @@ class Machine:
 
 def measure(isa=None):
     """Measure the machine, by the widest vectors unless told otherwise; takes a few seconds."""
-    probe = Probe(isa)
+    try:
+        probe = Probe(isa)
+    except RuntimeError as error:
+        raise SystemExit(str(error)) from None
     cpus = sorted(os.sched_getaffinity(0))
     return Machine(
         cpu=cpu_name(),

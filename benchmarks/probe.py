@@ -126,7 +126,7 @@ def _load(only):
             library = _declare(ctypes.CDLL(str(path)))
             if library.probe_supported():
                 return isa, lanes, library
-    raise RuntimeError("probe.c does not build here: is there a C compiler? (CC names it)")
+    raise RuntimeError("benchmarks/probe.c does not build here: is there a C compiler? (CC names it)")
 
 
 def _build(isa, flags):
@@ -136,7 +136,9 @@ def _build(isa, flags):
     path = Path(tempfile.gettempdir()) / f"sdpa-probe-{os.getuid()}-{isa}-{key}.so"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}")
-        if subprocess.run([*command, str(SOURCE), "-o", str(part)], check=False).returncode:
+        try:
+            subprocess.run([*command, str(SOURCE), "-o", str(part)], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
             return None
         part.replace(path)
     return path

@@ -81,4 +81,14 @@ def geometric_mean(values):
 
 def read(files):
     """Result files as one report."""
-    return joined([json.loads(file.read_text(encoding="utf-8")) for file in files])
+    return joined(list(map(read_one, files)))
+
+
+def read_one(file):
+    try:
+        report = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{file} cannot be read: {error}") from None
+    if not isinstance(report, dict) or not {"bounds", "sweeps"} & report.keys():
+        raise SystemExit(f"{file} is no result file: it has neither bounds nor sweeps")
+    return report

@@ -24,7 +24,7 @@ from benchmarks.reading import READ
 from benchmarks.rows import ENDED
 
 ROOT = Path(__file__).resolve().parents[1]
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("SDPA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 REPEATS = 3  # of a disturbed slice, before it is taken as it is

@@ -264,6 +264,9 @@ def test_libraries_of_peers():
     [
         (["--peers", "torch,pytorch"], "argument --peers: 'pytorch' is neither a peer nor a library; there are: numpy"),
         (["--dtypes", "fp32,int8"], "argument --dtypes: 'int8' is not one of fp32, fp64, bf16, fp16"),
+        (["--kernel", "avx9"], "argument --kernel: no kernel named 'avx9' on this CPU; there are: "),
+        (["--rounds", "0"], "argument --rounds: 0 is less than 1"),
+        (["--seconds", "-1"], "argument --seconds: -1 is no duration"),
         (["--html", "missing/a.html"], "argument --html: 'missing/a.html' is in a folder that does not exist"),
     ],
 )
@@ -273,6 +276,33 @@ def test_usage_errors(options, message, capsys):
     assert end.value.code == 2
     error = capsys.readouterr().err
     assert f"python -m sdpa bench: error: {message}" in error
+
+
+def test_the_kernel_of_the_environment_is_told(monkeypatch):
+    monkeypatch.setenv("SDPA_KERNEL", "baseline")
+    assert compare.parse_arguments([], "bench").kernel == "baseline"
+    monkeypatch.delenv("SDPA_KERNEL")
+    assert compare.parse_arguments([], "bench").kernel is None
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "a.json cannot be read: .*No such file"),
+        ("{nonsense", "a.json cannot be read: Expecting"),
+        ("[]", "a.json is no result file"),
+        ('{"sweeps": {"families": {}}}', "no file of .*a.json is of benchmarks.compare"),
+    ],
+)
+def test_files_that_hold_no_results(content, message, tmp_path):
+    if content is not None:
+        (tmp_path / "a.json").write_text(content, encoding="utf-8")
+    with pytest.raises(SystemExit, match=message):
+        compare.main(["--from", str(tmp_path / "a.json")])
+
+
+def test_what_is_not_there_is_unknown():
+    assert compare.first_line("no-such-command", "--version") == "unknown"
 
 
 def test_workloads_of_some_dtypes():

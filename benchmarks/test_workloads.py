@@ -281,8 +281,9 @@ def test_text_is_put_between_two_lines():
 
 def test_select_takes_parts_of_names_and_patterns():
     assert [workload.name for workload in select("small,decode-?k-fp32")] == ["decode-4k-fp32", "small-32-fp32"]
-    with pytest.raises(SystemExit, match="no workload matches"):
-        select("nothing")
+    assert [workload.name for workload in select("small,")] == ["small-32-fp32"] and len(select("")) == len(WORKLOADS)
+    with pytest.raises(SystemExit, match="no workload matches 'nothing'; there are: prefill"):
+        select("small,nothing")
 
 
 # Reading, the bound of what memory limits.

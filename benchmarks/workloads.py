@@ -288,16 +288,22 @@ def batches(workloads, limit=KEEP_BYTES):
 def select(patterns, dtypes=None):
     """The workloads whose name contains or matches one of the comma-separated patterns, in one of these dtypes; all for
     None."""
+    unknown = [part for part in parts(patterns) if not any(matches(name, part) for name in WORKLOADS)]
+    if unknown:
+        raise SystemExit(f"no workload matches {', '.join(map(repr, unknown))}; there are: {', '.join(WORKLOADS)}")
     chosen = [
         workload
         for name, workload in WORKLOADS.items()
         if matches(name, patterns) and (dtypes is None or workload.dtype_name in dtypes)
     ]
     if not chosen:
-        which = f"{patterns!r}" if dtypes is None else f"{patterns!r} in {', '.join(dtypes)}"
-        raise SystemExit(f"no workload matches {which}; there are: {', '.join(WORKLOADS)}")
+        raise SystemExit(f"no workload matches {patterns!r} in {', '.join(dtypes)}; there are: {', '.join(WORKLOADS)}")
     return chosen
 
 
 def matches(name, patterns):
-    return patterns is None or any(part in name or fnmatch.fnmatch(name, part) for part in patterns.split(","))
+    return patterns is None or any(part in name or fnmatch.fnmatch(name, part) for part in parts(patterns))
+
+
+def parts(patterns):
+    return [] if patterns is None else [part for part in patterns.split(",") if part] or [patterns]

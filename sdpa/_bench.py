@@ -1,6 +1,7 @@
 """`python -m sdpa bench`: the benchmarks of the checkout that this package lies in."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ def bench(arguments):
     """What benchmarks/compare.py makes of these arguments, which it alone knows."""
     if not (CHECKOUT / "benchmarks" / "compare.py").is_file():
         raise SystemExit(MISSING)
+    if not hasattr(os, "sched_getaffinity"):
+        raise SystemExit("the benchmarks need Linux: they bind processes to CPUs, stop them, and read /proc")
     sys.path.insert(0, str(CHECKOUT))
     try:
         compare = importlib.import_module("benchmarks.compare")
