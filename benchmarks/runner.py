@@ -29,6 +29,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 REPEATS = 3  # of a disturbed slice, before it is taken as it is
 DISTURBED = 0.05  # of the CPU time of a slice, spent by others
+WAITING = 0.002  # seconds: the process that asks and the system itself take some, too
 SLICE_SECONDS = (0.01, 0.5)
 PACE = 1e11  # operations per second, to plan by
 OUTCLASSED = 4  # times slower than the best when first run: measured in the first round only
@@ -105,6 +106,17 @@ class Process:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
+    def waited_seconds(self):
+        """For how long its threads were ready to run and did not, because others had the CPUs; 0 where the system does
+        not say."""
+        if self._process is None:
+            return 0.0
+        waited = 0
+        for file in Path(f"/proc/{self._process.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                waited += int(file.read_text().split()[1])
+        return waited / 1e9
+
     def close(self):
         if self._process is not None:
             with self._process:  # which closes its pipes and waits
@@ -147,11 +159,24 @@ def all_cpu_seconds():
 
 def slice_of(process, workload, seconds):
     """(answer, whether others used the CPUs meanwhile)."""
-    everybody, own, start = all_cpu_seconds(), process.cpu_seconds(), time.perf_counter()
+    everybody, own, waited = all_cpu_seconds(), process.cpu_seconds(), process.waited_seconds()
+    start = time.perf_counter()
     answer = process.ask(do="measure", workload=workload.name, seconds=seconds)
-    elapsed = time.perf_counter() - start
-    others = all_cpu_seconds() - everybody - (process.cpu_seconds() - own)
-    return answer, others > DISTURBED * elapsed * THREADS + 2 / TICKS
+    available = (time.perf_counter() - start) * THREADS
+    own, waited = process.cpu_seconds() - own, process.waited_seconds() - waited
+    others = all_cpu_seconds() - everybody - own
+    return answer, is_disturbed(available, own, others, waited)
+
+
+def is_disturbed(available, own, others, waited):
+    """Whether others took a share of the CPU time that was available to a slice.
+
+    /proc/stat counts in ticks, of which a short slice has one or two: what others used shows in long ones only.  How
+    long the threads of the worker had to wait is known in nanoseconds; but with more threads than CPUs they wait for
+    each other, too: while they use all there is, or while no tick is that of others.
+    """
+    lost = min(waited, available - own) if others > 0 else 0
+    return others > DISTURBED * available + 2 / TICKS or lost > DISTURBED * available + WAITING
 
 
 def quiet_slice_of(process, workload, seconds):

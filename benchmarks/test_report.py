@@ -464,6 +464,24 @@ def test_sweeps_of_an_unknown_family(capsys):
     assert "argument --only: 'depth' is not one of length, head-size, context, threads" in capsys.readouterr().err
 
 
+# Disturbances.
+
+
+@pytest.mark.parametrize(
+    "seconds, disturbed",
+    [
+        ({"available": 0.07, "own": 0.07, "others": 0.0, "waited": 0.001}, False),
+        ({"available": 0.1, "own": 0.08, "others": 0.01, "waited": 0.025}, True),  # another process on one CPU
+        ({"available": 0.1, "own": 0.1, "others": 0.01, "waited": 0.5}, False),  # many threads that use all there is
+        ({"available": 0.1, "own": 0.05, "others": 0.0, "waited": 0.02}, False),  # or that wait for each other
+        ({"available": 1.0, "own": 0.9, "others": 0.08, "waited": 0.0}, True),  # the hypervisor took it
+        ({"available": 1.0, "own": 0.9, "others": 0.06, "waited": 0.0}, False),
+    ],
+)
+def test_a_disturbed_slice(seconds, disturbed):
+    assert runner.is_disturbed(**seconds) == disturbed
+
+
 # The time left.
 
 
