@@ -13,7 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.probe import Probe
 
-L3_BYTES_PER_THREAD = 6 << 20  # far above usual second-level caches; all threads together below the third
+L3_BYTES_PER_THREAD = 6 << 20  # far above usual second-level caches; or less, where the third-level cache is so small
+L3_SHARE = 0.75  # of that cache: what the threads that share it read together, at most
+CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3")
 DRAM_BYTES_PER_THREAD = 256 << 20
 
 
@@ -104,7 +106,7 @@ def measure(isa=None):
         fma_bfloat16_one_thread=probe.fma("bfloat16", cpus[:1]),
         softmax=probe.softmax(cpus) / len(cpus),
         dram_read=probe.read(DRAM_BYTES_PER_THREAD, cpus),
-        l3_read=probe.read(L3_BYTES_PER_THREAD, cpus),
+        l3_read=probe.read(l3_bytes_per_thread(cpus), cpus),
         l3_bytes=l3_size(),
     )
 
@@ -119,10 +121,26 @@ def cpu_name():
 def l3_size():
     """Bytes of the third-level cache; 0 where the system does not say."""
     try:
-        size = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text()
+        size = (CACHE / "size").read_text()
     except OSError:
         return 0
     return int(size.strip().rstrip("K")) << 10
+
+
+def l3_bytes_per_thread(cpus):
+    """What one thread reads such that all of them, one on each of these CPUs, read from the third-level cache."""
+    try:
+        sharing = len(cpus_of((CACHE / "shared_cpu_list").read_text()) & set(cpus))
+    except OSError:
+        sharing = len(cpus)
+    share = int(L3_SHARE * l3_size() / max(1, sharing)) >> 16 << 16
+    return min(L3_BYTES_PER_THREAD, share) or L3_BYTES_PER_THREAD
+
+
+def cpus_of(text):
+    """Those of a list such as 0-3,8."""
+    ranges = (part.partition("-") for part in text.strip().split(","))
+    return {cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)}
 
 
 if __name__ == "__main__":

@@ -2,14 +2,19 @@
  * instruction set, with LANES floats to a vector; only probe_read_together starts threads, nothing allocates. */
 #include <stdint.h>
 
-enum { DOUBLE_LANES = LANES / 2, ACCUMULATORS = 12 };
+#if defined(__aarch64__)
+enum { ACCUMULATORS = 24 }; /* up to four units, of 32 registers */
+#else
+enum { ACCUMULATORS = 12 };
+#endif
+enum { DOUBLE_LANES = LANES / 2 };
 typedef float vf __attribute__((vector_size(LANES * 4)));
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
 typedef double vd __attribute__((vector_size(DOUBLE_LANES * 8)));
 typedef uint64_t vw __attribute__((vector_size(DOUBLE_LANES * 8), may_alias));
 typedef uint64_t word __attribute__((may_alias));
 
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL _Pragma("GCC unroll 32")
 
 int probe_supported(void)
 {
@@ -36,7 +41,7 @@ int64_t probe_clock(int64_t count)
     return sum;
 }
 
-/* `count` vector multiply-adds in independent chains: enough of them to hide the latency of two units. */
+/* `count` vector multiply-adds in independent chains: enough of them to hide the latency of all units. */
 #define DEFINE_FMA(name, vector, scalar, lanes)                                                                        \
     scalar name(int64_t count)                                                                                         \
     {                                                                                                                  \

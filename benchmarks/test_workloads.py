@@ -212,6 +212,32 @@ def test_where_no_cache_of_the_third_level_is_known_memory_is_read():
     assert unknown.bound(0, 0, 60e6, np.float32) == 1e-3 > ZEN4.bound(0, 0, 30e6, np.float32)
 
 
+@pytest.mark.parametrize(
+    "size, shared, cpus, expected",
+    [
+        ("32768K", "0-1", [0, 1], 6 << 20),
+        ("16384K", "0-15", list(range(16)), 768 << 10),
+        ("16384K", "0-3,8", [0, 8], 6 << 20),
+        ("16384K", "0-7,16-23", list(range(32)), 768 << 10),  # the others have another such cache
+        (None, None, [0, 1], 6 << 20),
+    ],
+)
+def test_what_all_threads_read_fits_in_the_third_level_cache(monkeypatch, tmp_path, size, shared, cpus, expected):
+    monkeypatch.setattr(machine, "CACHE", tmp_path)
+    if size:
+        (tmp_path / "size").write_text(f"{size}\n")
+        (tmp_path / "shared_cpu_list").write_text(f"{shared}\n")
+    assert machine.l3_bytes_per_thread(cpus) == expected
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_a_compiler_is_needed(monkeypatch, tmp_path, compiler):
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(probe.tempfile, "gettempdir", lambda: str(tmp_path))
+    with pytest.raises(SystemExit, match="is there a C compiler"):
+        machine.measure()
+
+
 def test_the_rate_of_bfloat16_is_told_where_there_is_one():
     assert "bfloat16 FMA as float32" in ZEN4.describe()
     assert "bfloat16 FMA    464.0 GFLOP/s" in dataclasses.replace(ZEN4, isa="avx512_bf16").describe()
