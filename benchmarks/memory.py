@@ -21,12 +21,13 @@ from benchmarks import tables
 from benchmarks.adapting import require
 from benchmarks.peers import select_peers
 from benchmarks.reading import READ
-from benchmarks.runner import Process, end_workers_on_termination, progress_line
+from benchmarks.runner import Process, TimeLeft, end_workers_on_termination, preparation, progress_line
 from benchmarks.workloads import WORKLOADS, select
 
 FEW = 64  # rows and keys of the calls that set up what a process sets up once
 WARM_CALLS = 2  # the first finds out how much memory it takes, from which onnxruntime plans the second
 CALLS = 3  # measured; the median counts
+STARTING = 2  # seconds, about: of a process, and of the library in it
 MB = 1e6
 
 # ------------------------------------------------------------------------------------------------- inside the process
@@ -101,10 +102,13 @@ def measure(implementation, workload):
 
 def add_to(results, progress):
     """Give each result (a dictionary that names its workload and implementation) its "memory"."""
-    for result in results:
-        if result["implementation"] != READ and not result.get("unsupported"):
-            progress(f"memory: {result['implementation']} on {result['workload']}")
-            result["memory"] = measure(result["implementation"], WORKLOADS[result["workload"]])
+    asked = [one for one in results if one["implementation"] != READ and not one.get("unsupported")]
+    left = TimeLeft(sum(STARTING + preparation(WORKLOADS[one["workload"]]) for one in asked))
+    for result in asked:
+        workload = WORKLOADS[result["workload"]]
+        progress(f"memory: {result['implementation']} on {workload.name}", left())
+        result["memory"] = measure(result["implementation"], workload)
+        left.took(STARTING + preparation(workload))
 
 
 def against_length(implementations, lengths, workload=WORKLOADS["prefill-2048-full-fp32"]):
