@@ -47,9 +47,9 @@ def parse_arguments(arguments, prog):
         default=os.environ.get("SDPA_KERNEL") or None,
         help=f"force a kernel of sdpa, as SDPA_KERNEL does: {', '.join(sdpa.kernels())}",
     )
-    parser.add_argument("--rounds", type=at_least_one, default=5, help="default 5")
+    parser.add_argument("--rounds", type=count, default=5, help="default 5")
     parser.add_argument(
-        "--seconds", type=positive, default=60, help="for timing, preparation not counted (about; default 60)"
+        "--seconds", type=duration, default=60, help="for timing, preparation not counted (about; default 60)"
     )
     parser.add_argument(
         "--sweeps", action="store_true", help=f"also length, head size and more, of {sweeps.PEERS}, in --seconds more"
@@ -77,13 +77,13 @@ def kernel_named(text):
     return text
 
 
-def at_least_one(text):
+def count(text):
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return int(text)
 
 
-def positive(text):
+def duration(text):
     if not 0 < float(text) < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is no duration")
     return float(text)

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import oracle
 from benchmarks.adapting import THREADS
 from benchmarks.reading import READ
-from benchmarks.rows import ENDED
+from benchmarks.rows import ENDED, is_right
 
 ROOT = Path(__file__).resolve().parents[1]
 THREAD_VARIABLES = ("SDPA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -240,7 +240,8 @@ class Comparison:
     def _contenders(self, workload, first):
         """The results to add to: of all that can do it the first time, then without the outclassed."""
         able = [result for result in self.results[workload.name].values() if not result.unsupported]
-        limit = OUTCLASSED * min((result.estimate for result in able if result.implementation != READ), default=0)
+        right = (one.estimate for one in able if one.implementation != READ and is_right(vars(one)))
+        limit = OUTCLASSED * min(right, default=0)
         return [r for r in able if first or r.estimate <= limit or r.implementation.partition("@")[0] in ("sdpa", READ)]
 
     def _slice(self, workload, result, seconds):

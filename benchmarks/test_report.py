@@ -266,6 +266,7 @@ def test_libraries_of_peers():
         (["--dtypes", "fp32,int8"], "argument --dtypes: 'int8' is not one of fp32, fp64, bf16, fp16"),
         (["--kernel", "avx9"], "argument --kernel: no kernel named 'avx9' on this CPU; there are: "),
         (["--rounds", "0"], "argument --rounds: 0 is less than 1"),
+        (["--rounds", "few"], "argument --rounds: invalid count value: 'few'"),
         (["--seconds", "-1"], "argument --seconds: -1 is no duration"),
         (["--html", "missing/a.html"], "argument --html: 'missing/a.html' is in a folder that does not exist"),
     ],

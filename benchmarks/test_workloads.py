@@ -365,12 +365,16 @@ def test_the_rates_of_reading_are_shown():
     assert (row.share, row.lead) == (0.5, 0.75)
 
 
-def test_reading_outclasses_nobody():
+def test_reading_and_what_is_wrong_outclass_nobody():
     workload = WORKLOADS["decode-short-fp32"]
     run = runner.Comparison([workload], [], {}, None)
-    times = {"read": 1.0, "sdpa": 9.0, "near": 8.0, "far": 33.0}
-    run.results[workload.name] = {name: runner.Result(workload.name, name, estimate=t) for name, t in times.items()}
-    assert [result.implementation for result in run._contenders(workload, first=False)] == ["read", "sdpa", "near"]
+    times = {"read": 1.0, "sdpa": 9.0, "near": 8.0, "far": 33.0, "wrong": 2.0}
+    run.results[workload.name] = {
+        name: runner.Result(workload.name, name, error=float(name == "wrong"), allowed=0.5, estimate=time)
+        for name, time in times.items()
+    }
+    contenders = [result.implementation for result in run._contenders(workload, first=False)]
+    assert contenders == ["read", "sdpa", "near", "wrong"]
 
 
 # Gradients.
