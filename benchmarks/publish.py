@@ -93,11 +93,16 @@ def with_results(readme, measured):
     parts = [
         "\n".join(f"* {fact}" for fact in report.facts(measured)),
         report.as_markdown(report.means(measured)),
+        folded("All times", report.times(measured)),
         *pictures,
         "### Where it loses",
         report.as_markdown(losses, left=(0, 7, 8)) if losses.rows else "Nowhere in this run.",
     ]
     return report.with_text_between(readme, chart.BEGIN, "\n\n".join(parts), chart.END)
+
+
+def folded(title, table):
+    return f"<details><summary>{title}</summary>\n\n{table.caption}\n\n{report.as_markdown(table)}\n\n</details>"
 
 
 def main(arguments=None):

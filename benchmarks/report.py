@@ -271,13 +271,16 @@ def left_out(report):
         if reason.startswith(ENDED):
             ended.setdefault(name, []).append(f"{one['workload']} ({reason})")
         elif name not in measured:
-            nothing.setdefault(name, reason)
+            nothing.setdefault(name, reason)  # the first stands for all
         elif "minimum" in one and not is_right(one):
             wrong.setdefault(name, []).append(f"{one['workload']} (error {one['error']:.1e} of {one['allowed']:.1e})")
     return [
         *(f"{name} is wrong, and does not count, on {', '.join(found)}" for name, found in wrong.items()),
         *(f"{name} failed on {', '.join(found)}" for name, found in ended.items()),
-        *(f"{name} was not measured: {reason}" for name, reason in nothing.items()),
+        *(
+            f"not measured: {', '.join(name for name in nothing if nothing[name] == reason)} ({reason})"
+            for reason in dict.fromkeys(nothing.values())
+        ),
     ]
 
 

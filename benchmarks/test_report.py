@@ -130,12 +130,12 @@ def test_what_peers_could_not_do_is_told(measured):
     nothing = {"workload": "bert-fp32", "implementation": "jax", "unsupported": "ModuleNotFoundError: no jax"}
     crashed = {"workload": "bert-fp32", "implementation": "ncnn", "unsupported": f"{rows.ENDED} with status -11"}
     once = {"workload": "bert-fp32", "implementation": "torch", "unsupported": "Unsupported: a mask"}
-    for one in (nothing, crashed, once):
+    for one in (nothing, {**nothing, "implementation": "mlx"}, crashed, once):
         measured["results"].append({**one, "error": float("nan"), "allowed": float("nan"), "disturbed": 0})
     told = [
         "ort_attn is wrong, and does not count, on vit-197-fp32 (error 3.0e+00 of 2.0e+00)",
         "ncnn failed on bert-fp32 (its process ended with status -11)",
-        "jax was not measured: ModuleNotFoundError: no jax",
+        "not measured: jax, mlx (ModuleNotFoundError: no jax)",
     ]
     assert report.left_out(measured) == told
     assert report.text(measured).endswith("\n".join(told)) and f"* {told[0]}\n" in report.markdown(measured)
@@ -396,6 +396,7 @@ def test_what_is_published(measured, tmp_path):
     assert row in documents["README.md"]
     losses = documents["benchmarks/README.md"]
     assert losses.startswith("before\n") and losses.endswith("after\n") and "old" not in losses
+    assert report.as_markdown(report.times(measured)) in losses
     assert "| vit-197-fp32 | 0.90 | 0.88 | 0.50 × | 1.00 × |  |  | ncnn | 197 rows are" in losses
     assert all(f"(../docs/charts/{name}.svg)" in losses for name in CHARTS)
     assert report.as_markdown(report.errors(measured)) in documents["benchmarks/results.md"]
