@@ -18,7 +18,7 @@ from benchmarks.rows import is_right
 from benchmarks.workloads import SWEEPS, WORKLOADS
 from sdpa.lab._command import file_to_write
 
-PEERS = "torch,onnxruntime,openvino,ncnn"  # unless others are asked for: more lines than these hide each other
+PEERS = "torch,onnxruntime,openvino,ov_fold,ncnn"  # unless others are asked for: more lines than these hide each other
 FAMILIES = (*SWEEPS, "threads", "memory")
 MEMORY_LENGTHS = 128, 512, 2048, 8192  # at 8192 a peer that keeps all scores takes 2 GB for them
 ON_THREADS = WORKLOADS["prefill-2048-causal-fp32"]
