@@ -131,6 +131,9 @@ USAGE = {
     "not finite": (["gaps", "--widest", "nan"], "argument --widest: 'nan' is not a finite number"),
     "out of bounds": (["variance", "--dims", "4,0"], "argument --dims: dims is (4, 0): each must be 1 or more"),
     "of two": (["steps", "--width", "9", "--heads", "2"], "argument --width, --heads: width is 9: it must be"),
+    "of a default": (["heads", "--counts", "5"], "argument --counts: counts has 5 heads: width, which is 12288, must"),
+    "of another default": (["heads", "--projected", "5"], "argument --projected: projected has 5 heads: width, which"),
+    "for defaults": (["heads", "--width", "9"], "argument --width: counts has 12 heads: width, which is 9, must"),
     "unknown": (["variance", "--points", "3"], "unrecognized arguments: --points"),
     "no experiment": (["nothing"], "invalid choice: 'nothing'"),
     "no folder": (

@@ -47,9 +47,10 @@ def heads(
     check_lists(counts=counts)
     check_sizes(width=width, queries=queries, projected=projected, seeds=seeds)
     check_sizes(2, keys=keys)
-    for count in (*counts, projected):
-        if width % count:
-            raise ValueError(f"width is {width}: it must be a multiple of each number of heads, and {count} is one")
+    for name, given in ("counts", counts), ("projected", (projected,)):
+        for count in given:
+            if width % count:
+                raise ValueError(f"{name} has {count} heads: width, which is {width}, must be a multiple of that")
     drawn, real = [], []
     for seed in progress(range(seeds)):
         rng = np.random.default_rng(seed)
