@@ -234,6 +234,14 @@ RULES = {
     "half a seed": (lambda: lab.sentence(seeds=2.5), TypeError, "seeds is 2.5: it must be a whole number"),
     "true": (lambda: lab.steps(heads=True), TypeError, "heads is True"),
     "a seed below 0": (lambda: lab.steps(seed=-1), ValueError, "seed is -1: it must be 0 or more"),
+    "a gap of text": (lambda: lab.gaps(widest="3"), TypeError, "widest is '3': it must be a number"),
+    "a gap that is infinite": (lambda: lab.gaps(widest=np.inf), ValueError, "widest is inf: it must be above 0, and"),
+    "one rate": (lambda: lab.training(rates=0.1), TypeError, "rates is 0.1: it must be a tuple of numbers"),
+    "rates of text": (lambda: lab.training(rates=("1",)), TypeError, r"rates is \('1',\): it must be a tuple"),
+    "a rate of NaN": (lambda: lab.training(rates=(np.nan,)), ValueError, r"rates is \(nan,\): each must be above 0"),
+    "no factors": (lambda: lab.cosine(factors=()), ValueError, "factors is empty"),
+    "one factor": (lambda: lab.cosine(factors=3), TypeError, "factors is 3: it must be a tuple of numbers"),
+    "a temperature of True": (lambda: lab.cosine(temperature=True), TypeError, "temperature is True: it must be a"),
     "one key": (lambda: lab.gaps(keys=(1,)), ValueError, r"keys is \(1,\): each must be 2 or more"),
 }
 

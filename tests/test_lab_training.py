@@ -221,7 +221,7 @@ def test_figures_draw(trained):
         (dict(batch=0), "batch is 0"),
         (dict(width=10), "width is 10: it must be a multiple of heads, which is 4"),
         (dict(pairs=33), "pairs is 33: it must be 32 or less"),
-        (dict(rates=()), r"rates is \(\)"),
+        (dict(rates=()), "rates is empty"),
         (dict(rates=(0.1, 0)), r"rates is \(0.1, 0\)"),
     ],
     ids=str,

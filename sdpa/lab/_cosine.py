@@ -6,7 +6,16 @@ import numpy as np
 
 import sdpa
 
-from ._experiment import Experiment, Figure, Finding, Table, check_lists, check_sizes
+from ._experiment import (
+    Experiment,
+    Figure,
+    Finding,
+    Table,
+    check_lists,
+    check_positive,
+    check_positive_lists,
+    check_sizes,
+)
 from ._measures import DIMS, freezing, judged, sharpness
 from ._panels import lines_over
 
@@ -50,10 +59,8 @@ def cosine(
     check_lists(dims=dims)
     check_sizes(queries=queries, dim=dim, seeds=seeds)
     check_sizes(2, keys=keys)
-    if not 0 < temperature < np.inf:
-        raise ValueError(f"temperature is {temperature!r}: it must be a positive number")
-    if not factors or not all(0 < factor < np.inf for factor in factors):
-        raise ValueError(f"factors is {factors!r}: it must hold positive numbers")
+    check_positive(temperature=temperature)
+    check_positive_lists(factors=factors)
     geometry, by_dim, by_factor = [], [], []
     for seed in progress(range(seeds)):
         rng = np.random.default_rng(seed)

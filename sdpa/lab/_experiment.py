@@ -1,6 +1,8 @@
 """What an experiment consists of: a function that measures, and how its numbers are judged, tabulated and drawn."""
 
 import inspect
+import math
+import numbers
 import operator
 import time
 from collections.abc import Callable, Iterable
@@ -90,6 +92,30 @@ def check_lists(least=1, **lists):
             raise ValueError(f"{name} is empty: it must hold at least one number")
         if min(sizes) < least:
             raise ValueError(f"{name} is {sizes!r}: each must be {least} or more")
+
+
+def check_positive(**given):
+    """Each of the arguments is a number above 0, and finite."""
+    for name, number in given.items():
+        if not _real(number):
+            raise TypeError(f"{name} is {number!r}: it must be a number")
+        if not 0 < number < math.inf:
+            raise ValueError(f"{name} is {number!r}: it must be above 0, and finite")
+
+
+def check_positive_lists(**lists):
+    """Each of the arguments is a tuple, or a list, of such numbers, and not empty."""
+    for name, given in lists.items():
+        if not isinstance(given, tuple | list) or not all(map(_real, given)):
+            raise TypeError(f"{name} is {given!r}: it must be a tuple of numbers")
+        if not given:
+            raise ValueError(f"{name} is empty: it must hold at least one number")
+        if not all(0 < number < math.inf for number in given):
+            raise ValueError(f"{name} is {given!r}: each must be above 0, and finite")
+
+
+def _real(number):
+    return isinstance(number, numbers.Real) and not isinstance(number, bool)
 
 
 def _whole(size):

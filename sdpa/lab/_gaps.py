@@ -8,7 +8,18 @@ import numpy as np
 import sdpa
 
 from ._drawing import COLOURS, MUTED, panel
-from ._experiment import FALSE, HELD, PARTLY, Experiment, Figure, Finding, Table, check_lists, check_sizes
+from ._experiment import (
+    FALSE,
+    HELD,
+    PARTLY,
+    Experiment,
+    Figure,
+    Finding,
+    Table,
+    check_lists,
+    check_positive,
+    check_sizes,
+)
 
 SCORES = ((7, 3), (4, 5), (1, 10), (25, 2, -3))
 SAID = ("0.98/0.02", "26.89 %/73.11 %", "0.01 %/99.99 %", "one-hot")  # of the scores, in the notes
@@ -40,8 +51,7 @@ def gaps(
     many keys in all."""
     check_lists(least=2, keys=keys)
     check_sizes(least=2, points=points)
-    if not 0 < widest < np.inf:
-        raise ValueError(f"widest is {widest!r}: it must be above 0, and finite")
+    check_positive(widest=widest)
     weights = tuple(weights_of(np.array(scores, np.float32)) for scores in SCORES)
     shifted = max(
         np.abs(weights_of(np.add(scores, SHIFT)) - weights_of(np.add(scores, 0.0))).max() for scores in SCORES

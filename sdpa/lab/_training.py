@@ -7,7 +7,7 @@ import numpy as np
 import sdpa
 
 from ._drawing import COLOURS, draw_band, panel
-from ._experiment import Experiment, Figure, Finding, Table, check_sizes
+from ._experiment import Experiment, Figure, Finding, Table, check_positive_lists, check_sizes
 from ._measures import judged
 from ._panels import legend_above, lines_over
 from ._recall_model import THREADS, Adam, draw_batch, draw_parameters, learn_from
@@ -55,8 +55,7 @@ def training(
         raise ValueError(f"width is {width}: it must be a multiple of heads, which is {heads}")
     if pairs > SYMBOLS:
         raise ValueError(f"pairs is {pairs}: it must be {SYMBOLS} or less, the number of names")
-    if not rates or not all(0 < rate < np.inf for rate in rates):
-        raise ValueError(f"rates is {rates!r}: it must hold positive numbers")
+    check_positive_lists(rates=rates)
     dim = width // heads
     scales = 1.0, dim**-0.5, 1 / dim, width**-0.5
     loss, accuracy = np.empty((2, len(scales), len(rates), steps, seeds))
