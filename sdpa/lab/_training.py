@@ -41,11 +41,11 @@ def training(
     *,
     steps: int = 150,
     rates: tuple[float, ...] = (0.001, 0.003, 0.01),
-    width: int = 128,
+    width: int = 256,
     heads: int = 4,
     pairs: int = 16,
     batch: int = 8,
-    seeds: int = 6,
+    seeds: int = 5,
     progress=iter,
 ) -> Training:
     """Trains a layer of attention to recall: it is shown `pairs` of a name and a thing, and asked for the thing of each
@@ -107,8 +107,8 @@ def find_saturated(numbers):
     first = numbers.largest[0, :, middle(numbers)].mean(axis=-1)
     return Finding(
         "Without scaling the model starts saturated",
-        f"largest weight of a question {first[BARE]:.2f} at the first step, {first[ROOT]:.2f} with 1/√d_k (equal "
-        f"weights are 1/{numbers.pairs} = {1 / numbers.pairs:.2f})",
+        f"with d_k = {numbers.dim} the largest weight of a question is {first[BARE]:.2f} at the first step, "
+        f"{first[ROOT]:.2f} with 1/√d_k (equal weights are 1/{numbers.pairs} = {1 / numbers.pairs:.2f})",
         judged(first[BARE] > 0.7, first[BARE] > 1.5 * first[ROOT]),
     )
 
@@ -156,7 +156,7 @@ def find_end(numbers):
     return Finding(
         "In the end the scale does not matter, for training makes up for it",
         f"over the last {min(WINDOW, numbers.steps)} of {numbers.steps} steps, each scale at its best rate: "
-        f"{accuracy.min():.1%} right or more; loss "
+        f"at least {accuracy.min():.1%} are right; loss "
         + ", ".join(f"{each:.1g} with {scale}" for scale, each in zip(SCALES, loss)),
         judged(accuracy.min() > 0.99, loss.max() < 2 * loss[ROOT]),
     )
@@ -192,7 +192,8 @@ def tables(numbers: Training) -> list[Table]:
 
     return [
         Table(
-            f"Steps until {LEARNT:.0%} are right, median of {numbers.loss.shape[-1]} seeds",
+            f"Steps until {LEARNT:.0%} are right, median of {numbers.loss.shape[-1]} seeds: {numbers.heads} heads of "
+            f"{numbers.dim}, lists of {numbers.pairs} pairs",
             header,
             rows(lambda i, j: said(needed[i, j], numbers.steps)),
         ),
@@ -239,11 +240,11 @@ def draw_needed(numbers):
 
 REASON = f"""
 <p><b>The task.</b> The model is shown pairs of a name and a thing, drawn anew for each list, and asked for the thing of
-each name: "plum 7, stone 2, rope 9: stone?" It is one layer: embeddings, projections to queries, keys and values,
+each name: “plum 7, stone 2, rope 9: stone?” It is one layer: embeddings, projections to queries, keys and values,
 attention by <code>sdpa.attention</code>, and one matrix from all heads to a logit for each of {SYMBOLS} things. The
 gradients are those of <code>sdpa.attention_backward</code> and a few products; the optimiser is Adam. Every batch is
 new: what is learnt is to look up, not the lists. All scales start from the same matrices, of variance
-1/<var>d</var><sub>model</sub>, and see the same batches.</p>
+1/<var>d</var><sub>model</sub>, and see the same batches; the first table says how large heads and lists are.</p>
 <p><b>A scale that is too large.</b> With scale 1 scores start with a standard deviation of √<var>d<sub>k</sub></var>:
 each question looks at one pair, hardly ever the right one, and nearly nothing passes the softmax back to its scores.
 Adam divides gradients by their size, so that small ones alone would do no harm. But where most questions have none, the
