@@ -12,7 +12,7 @@ import pytest
 
 import sdpa
 from sdpa import lab
-from sdpa.lab import _drawing, _page, _page_style, _svg
+from sdpa.lab import _document, _drawing, _page, _page_style, _svg
 from sdpa.lab._experiment import HELD, VERDICTS, Experiment, Figure, Finding, Run, Table, carry_out
 
 # Options by which experiments take less long; each experiment gets those that it has.
@@ -91,6 +91,13 @@ def test_each_experiment_is_there(page, runs):
     captions = [figure.caption for run in runs for figure in run.experiment.figures]
     assert [image["aria-label"] for image in images] == captions
     assert {image["role"] for image in images} == {"img"}
+
+
+def test_formulas_in_text():
+    assert _document.as_html("a < N e^(-1/(2·d_k))") == "a &lt; N e<sup>−1/(2·<var>d<sub>k</sub></var>)</sup>"
+    assert _document.as_html("√d_model, √d, d") == "√<var>d</var><sub>model</sub>, √<var>d</var>, d"
+    in_one_piece = '<span class="formula">1/√<var>d</var><sub>model</sub></span>'
+    assert _document.as_html("scale 1/√d_model") == f"scale {in_one_piece}"
 
 
 def test_it_says_where_it_comes_from(page):

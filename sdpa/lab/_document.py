@@ -7,6 +7,10 @@ from . import _drawing
 from ._page_style import STYLE
 from ._svg import SUBSCRIPT, svg
 
+POWER = r"\^\(((?:[^()]|\([^()]*\))*)\)"  # in text: e^(-1/2)
+ITALIC, UPRIGHT = "<sub>model</sub></var>", "</var><sub>model</sub>"  # a word, not a variable
+OVER_ROOT = r"1/√<var>.*?</var>(?:<sub>model</sub>)?"
+
 
 def document(title, header, main, footer):
     """The text of a page; its parts are HTML."""
@@ -36,8 +40,15 @@ def document(title, header, main, footer):
 
 
 def as_html(text):
-    """Text as HTML: d_k with a subscript."""
-    return re.sub(SUBSCRIPT, r"<var>\1<sub>\2</sub></var>", escape(text))
+    """Text as HTML: d_k with a subscript, e^(-1/2) with a superscript, and 1/√d_k in one piece."""
+    marked = re.sub(SUBSCRIPT, r"<var>\1<sub>\2</sub></var>", escape(text)).replace(ITALIC, UPRIGHT)
+    marked = re.sub(POWER, lambda power: f"<sup>{power[1].replace('-', '−')}</sup>", marked)
+    return unbroken(re.sub(r"√d\b", "√<var>d</var>", marked))
+
+
+def unbroken(markup):
+    """Lines do not end within 1/√d_k."""
+    return re.sub(OVER_ROOT, r'<span class="formula">\g<0></span>', markup)
 
 
 def figures(list_of_figures, numbers, prefix):

@@ -3,7 +3,7 @@
 from html import escape
 
 from . import _document
-from ._document import as_html, document, facts, table
+from ._document import as_html, document, facts, table, unbroken
 from ._experiment import MARKS, VERDICTS
 from ._machine import machine
 
@@ -58,11 +58,11 @@ def _section(number, run, figures):
     return f"""<section id="{experiment.name}">
 <div class="head">
 <h2><span class="number">{number}</span>{as_html(experiment.title)}</h2>
-<p class="claim">{experiment.claim}</p>
+<p class="claim">{unbroken(experiment.claim)}</p>
 </div>
 <div class="why">
 <h3>Why</h3>
-{experiment.reason.strip()}
+{unbroken(experiment.reason.strip())}
 </div>
 <div class="measured">
 <h3>Measured</h3>

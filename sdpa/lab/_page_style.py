@@ -82,6 +82,7 @@ pre { margin: 0 0 .9rem; padding: .7rem 15px; background: var(--paper); border: 
 footer { border-top: 1px solid var(--grid); padding-top: 1.5rem; padding-bottom: 3rem; color: var(--muted);
   font-size: .9rem; }
 .formula, .legend .entry { white-space: nowrap; }
+@media (min-width: 48rem) { .why p code { white-space: nowrap; } }
 @media (min-width: 70rem) {
   section { display: grid; grid-template-columns: minmax(0, 44rem) minmax(0, 1fr); column-gap: 3rem;
     grid-template-areas: "head head" "why verdict" "measured measured" "repeat repeat"; }
