@@ -7,7 +7,7 @@ import pytest
 
 import sdpa
 from sdpa import lab
-from sdpa.lab import _drawing, _sentence, _statistics, _variance, _words
+from sdpa.lab import _drawing, _sentence, _statistics, _steps, _variance, _words
 from sdpa.lab._experiment import FALSE, HELD, PARTLY, check_lists, check_sizes
 
 BY_NAME = {experiment.name: experiment for experiment in lab.EXPERIMENTS}
@@ -56,6 +56,10 @@ def test_steps_findings(steps):
     assert verdicts(experiment, steps._replace(weights=steps.weights * 1.1)) == [HELD, FALSE, HELD, HELD]
     assert verdicts(experiment, steps._replace(out=steps.out[:2])) == [HELD, HELD, FALSE, HELD]
     assert verdicts(experiment, steps._replace(projected_difference=0.1)) == [HELD, HELD, HELD, FALSE]
+
+
+def test_first_numbers():
+    assert _steps.start(np.array([[-0.0004, 1.25], [-2.0, 9]])) == "0.000, 1.250, −2.000"
 
 
 def test_steps_options():

@@ -108,6 +108,11 @@ def test_projection(split):
     assert split.projected_variance.mean() == pytest.approx(128, rel=0.06)
 
 
+def test_numbers_of_tables():
+    given = 0.00131, 1.0021, 127.7447, 1025.36, 12313.47
+    assert [_heads.four_digits(x) for x in given] == ["0.0013", "1.002", "127.7", "1025", "12313"]
+
+
 def test_verdicts_of_heads(split):
     assert verdicts(_heads, split) == [HELD] * 5
 

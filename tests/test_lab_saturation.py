@@ -293,6 +293,11 @@ def test_falsified_gradients(sizes, finding, verdict, change):
     assert verdicts(_gradients, sizes._replace(**change(sizes)))[finding] == verdict
 
 
+def test_numbers_of_tables():
+    given = 0.04, 0.1, 2.1, 51.3, 6.21e-7
+    assert [_gradients.two_digits(x) for x in given] == ["0.040", "0.10", "2.1", "51", "6.2e-07"]
+
+
 def test_where_gradients_fall_below():
     """(2 scales, D, seeds); from the end on, not at a dip."""
     bare, root = np.array([2, 0.5, 2, 0.5, 0.1]), np.ones(5)

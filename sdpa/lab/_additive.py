@@ -295,7 +295,7 @@ def draw_gradient(numbers):
 def draw_slope(numbers):
     large = numbers.dims[numbers.dims >= 16]
     return lines_over(
-        numbers.dims, dict(zip(KINDS[USUAL:], numbers.slope)), "d_k", "mean of 1 - tanh²",
+        numbers.dims, dict(zip(KINDS[USUAL:], numbers.slope)), "d_k", "mean of 1 − tanh²",
         expected={"1/√(π d_k)": (large, 1 / np.sqrt(np.pi * large))}, yscale="log",
     )  # fmt: skip
 
@@ -315,8 +315,8 @@ def draw_peak(numbers):
 
 REASON = """
 <p>Additive attention, the older one, compares by a small network of <var>A</var> features:
-<code>v·tanh(W<sub>Q</sub> q + W<sub>K</sub> k)</code>. |tanh| is at most 1, so that a score is at most
-Σ|<var>v</var>|. With W of variance 1/<var>d<sub>k</sub></var> a projection has variance 1 at every
+<code>v·tanh(W<sub>Q</sub> q + W<sub>K</sub> k)</code> (Bahdanau, Cho and Bengio). |tanh| is at most 1, so that a score
+is at most Σ|<var>v</var>|. With W of variance 1/<var>d<sub>k</sub></var> a projection has variance 1 at every
 <var>d<sub>k</sub></var>, and the scores no longer know <var>d<sub>k</sub></var>: the factor is in the matrices, where
 initialisation put it. With W of variance 1 projections grow like √<var>d<sub>k</sub></var>, tanh becomes the sign, and
 scores stay within the bound.</p>

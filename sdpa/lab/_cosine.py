@@ -190,7 +190,7 @@ def find_temperature(numbers):
     low, high = (usual[0], usual[-1]) if len(usual) else (0, -1)
     spread = share[usual].max() / share[usual].min() if len(usual) else np.inf
     return Finding(
-        "A fixed temperature does for every d_k",
+        "A fixed temperature suits every d_k",
         f"cos · {numbers.temperature:g}: {share[low]:.1%} of the keys count at d_k = {numbers.dims[low]}, "
         f"{share[high]:.1%} at {numbers.dims[high]}",
         judged(spread <= 1.05),
@@ -264,7 +264,7 @@ def draw_grown(numbers):
     lines = dict(zip(names(numbers), numbers.grown_effective / numbers.keys))
     return lines_over(
         numbers.factors, lines, f"factor c on queries and keys (d_k = {numbers.dim})", "share of the keys that count",
-        expected={"e^(-c⁴/2)": (factors, np.exp(-(factors**4) / 2))}, limits=(0, 1.02),
+        expected={"exp(−c⁴/2)": (factors, np.exp(-(factors**4) / 2))}, limits=(0, 1.02),
     )  # fmt: skip
 
 

@@ -107,10 +107,12 @@ def find_scaled(numbers):
     for sizes in (numbers.jacobian, numbers.query, numbers.key):
         means = sizes[:2, ROOT].mean(axis=-1)[:, numbers.dims >= 16]
         ratios.append((means.max(axis=-1) / means.min(axis=-1)).max() if means.size else np.inf)
+    listed = ", ".join(f"{ratio:.2f} ({name})" for ratio, name in zip(ratios, ("Jacobian", "dL/dQ", "dL/dK")))
     return Finding(
         "With 1/√d_k neither the Jacobian nor the gradients depend on d_k",
-        "largest mean or median of any d_k from 16 on over the smallest: "
-        + ", ".join(f"{ratio:.2f} ({name})" for ratio, name in zip(ratios, ("Jacobian", "dL/dQ", "dL/dK"))),
+        f"largest mean or median of any d_k from 16 on over the smallest: {listed}"
+        if np.isfinite(ratios).all()
+        else "no d_k from 16",
         judged(*(ratio < 1.15 for ratio in ratios)),
     )
 
@@ -134,7 +136,7 @@ def below(statistic, sizes, dims):
 def find_product(numbers):
     sizes = at_last(numbers.product, numbers.dims)
     return Finding(
-        "Without scaling p(1 - p) of the largest weight vanishes",
+        "Without scaling p(1 − p) of the largest weight vanishes",
         f"at d_k = {numbers.dims.max()} median {sizes[MEDIAN, BARE]:.1e}, mean {sizes[MEAN, BARE]:.3f} (with 1/√d_k "
         f"{sizes[MEDIAN, ROOT]:.3f}, {sizes[MEAN, ROOT]:.3f}); " + below("mean", numbers.product[MEAN], numbers.dims),
         judged(*vanished(sizes)),
@@ -197,14 +199,19 @@ def tables(numbers: GradientSizes) -> list[Table]:
 
     def rows(sizes):
         means = sizes.mean(axis=-1)
-        return [(str(numbers.dims[i]), *(f"{x:.2g}" for x in means[:2, :, i].T.ravel())) for i in some]
+        return [(str(numbers.dims[i]), *(two_digits(x) for x in means[:2, :, i].T.ravel())) for i in some]
 
     return [
-        Table("p(1 - p) of the largest weight", header, rows(numbers.product)),
+        Table("p(1 − p) of the largest weight", header, rows(numbers.product)),
         Table("Frobenius norm of the Jacobian of the softmax", header, rows(numbers.jacobian)),
         Table("Length of a row of dL/dQ", header, rows(numbers.query)),
         Table("Length of a row of dL/dK", header, rows(numbers.key)),
     ]
+
+
+def two_digits(number):
+    """0.040, 2.1, 6.2e-07."""
+    return f"{number:#.2g}".rstrip(".")
 
 
 def drawing(field, ylabel):
@@ -256,8 +263,8 @@ EXPERIMENT = Experiment(
     findings=findings,
     tables=tables,
     figures=[
-        Figure("p(1 - p) of the largest weight of a query.", drawing("product", "p(1 - p)")),
-        Figure("Norm of the Jacobian of the softmax.", drawing("jacobian", "‖diag(p) - p pᵀ‖")),
+        Figure("p(1 − p) of the largest weight of a query.", drawing("product", "p(1 − p)")),
+        Figure("Norm of the Jacobian of the softmax.", drawing("jacobian", "‖diag(p) − p pᵀ‖")),
         Figure("Length of a row of dL/dQ, with a gradient of length 1 at each result.", drawing("query", "|dL/dq|")),
         Figure("Length of a row of dL/dK.", drawing("key", "|dL/dk|")),
     ],

@@ -159,14 +159,19 @@ def tables(numbers: Heads) -> list[Table]:
     header = ("heads", "d_k", *(f"scale {scale}" for scale in SCALES))
 
     def rows(values, form):
-        cells = [[format(mean, form) for mean in each] for each in values.mean(axis=-1).T]
+        cells = [[form(mean) for mean in each] for each in values.mean(axis=-1).T]
         return [(str(heads), str(dim), *row) for heads, dim, row in zip(numbers.heads, numbers.dims, cells)]
 
     return [
-        Table(f"Variance of the scores, d = {numbers.width}", header, rows(scaled_variance(numbers), ".4f")),
-        Table(f"Keys that count of {numbers.keys}: exp(entropy)", header, rows(numbers.effective, ".1f")),
-        Table("Largest weight", header, rows(numbers.largest, ".3f")),
+        Table(f"Variance of the scores, d = {numbers.width}", header, rows(scaled_variance(numbers), four_digits)),
+        Table(f"Keys that count of {numbers.keys}: exp(entropy)", header, rows(numbers.effective, "{:.1f}".format)),
+        Table("Largest weight", header, rows(numbers.largest, "{:.3f}".format)),
     ]
+
+
+def four_digits(number):
+    """0.0013, 1.002, 12313."""
+    return f"{number:.4f}" if number < 1 else f"{number:#.4g}".rstrip(".") if number < 10000 else f"{number:.0f}"
 
 
 def scaled_variance(numbers):
@@ -205,7 +210,7 @@ d / heads</code>.</p>
 ln <var>N</var> loses 1/(2 · 96), and attention is nearly the plain mean of all values. The two agree for one head
 only.</p>
 <p>The wrong factor is a constant, so training can take it back by weights that are heads<sup>1/4</sup> times as large
-in each of W<sub>Q</sub> and W<sub>K</sub>; what it costs is the start.</p>
+in each of <var>W<sub>Q</sub></var> and <var>W<sub>K</sub></var>; what it costs is the start.</p>
 """
 
 EXPERIMENT = Experiment(

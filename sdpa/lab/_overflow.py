@@ -234,7 +234,7 @@ def find_heads(numbers):
 def find_root(numbers):
     worst = numbers.failed[ROOT, FORMULA].mean(axis=-1).max(axis=-1)
     return Finding(
-        "With 1/√d_k the formula does, at every d_k, while elements have variance 1",
+        "With 1/√d_k the formula is right at every d_k, while elements have variance 1",
         f"largest share of failed queries: {listed(worst, '.1%')}",
         judged(*(worst == 0)),
     )
@@ -337,7 +337,7 @@ EXPERIMENT = Experiment(
     run=overflow,
     title="Overflow and log-sum-exp",
     claim="exp overflows at scores of 11.09 (float16), 88.72 (float32) and 709.78 (float64); subtracting the largest "
-    "score avoids that and costs nothing.",
+    "score from all of them first avoids that.",
     reason=REASON,
     findings=findings,
     tables=tables,

@@ -177,7 +177,7 @@ def draw_law(numbers):
     limit, largest = freezing(numbers.keys), numbers.spreads.max()
     small, frozen = np.linspace(numbers.spreads.min(), limit, 50), np.linspace(2 * limit, largest, 50)
     expected = {
-        "ln N - s²/2": (small, np.log(numbers.keys) - small**2 / 2),
+        "ln N − s²/2": (small, np.log(numbers.keys) - small**2 / 2),
         "(π²/6) · r/s": (frozen, np.pi**2 / 6 * gap_rate(numbers.keys) / frozen),
     }
     lines = {"measured": numbers.spread_entropy}

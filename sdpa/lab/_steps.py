@@ -170,7 +170,7 @@ def tables(numbers: Steps) -> list[Table]:
 
 
 def start(array):
-    return ", ".join(f"{x:.2f}" for x in array.ravel()[:3]).replace("-", "−")
+    return ", ".join(f"{x:.3f}" for x in array.ravel()[:3].round(3) + 0.0).replace("-", "−")
 
 
 def draw_head(numbers):

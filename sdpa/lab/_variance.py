@@ -9,6 +9,7 @@ import sdpa
 
 from ._drawing import COLOURS, INK, MUTED, draw_band, panel
 from ._experiment import FALSE, HELD, Experiment, Figure, Finding, Table, check_lists, check_sizes
+from ._panels import mark_sizes
 from ._statistics import Band, agrees, band, shown
 
 FACTORS = (0.125, 0.5, 3.0)
@@ -145,10 +146,15 @@ def draw_growth(numbers):
     draw_band(axes, dims, numbers.bare, "Var(q·k)", COLOURS[1])
     draw_band(axes, dims, numbers.scaled, "Var(q·k / √d_k)", COLOURS[0])
     axes.set(xlabel="d_k", ylabel="variance")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
+    both_logarithmic(axes, dims)
     figure.legend(loc="outside upper center", ncols=3)
     return figure
+
+
+def both_logarithmic(axes, dims):
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
+    mark_sizes(axes, dims)
 
 
 def draw_histograms(numbers):
@@ -185,8 +191,7 @@ def draw_assumptions(numbers):
     draw_band(axes, dims, numbers.shifted, "mean 1/2", COLOURS[2])
     draw_band(axes, dims, numbers.scaled, "as assumed", COLOURS[0])
     axes.set(xlabel="d_k", ylabel="Var(q·k / √d_k)")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
+    both_logarithmic(axes, dims)
     figure.legend(loc="outside upper center", ncols=2)
     return figure
 
