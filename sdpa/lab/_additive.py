@@ -328,7 +328,8 @@ features, and a gap of 12.8 is one-hot. What keeps the scores small is that thei
 mean is 1/√(π <var>d<sub>k</sub></var>). But as most slopes are 0 and a few near 1, their root mean square only falls
 like 1/<var>d<sub>k</sub></var><sup>1/4</sup>. The gradient by <var>q</var> is multiplied by W<sub>Q</sub> as well,
 whose columns are √<var>d<sub>k</sub></var> times as long as the usual ones: it grows like
-<var>d<sub>k</sub></var><sup>1/4</sup>.</p>
+<var>d<sub>k</sub></var><sup>1/4</sup>. The gradients of additive attention are those of the oracle,
+<code>sdpa.reference.additive_attention_backward</code>, as the library has none.</p>
 <p><b>Cost.</b> A product is <var>d<sub>k</sub></var> multiplications and additions for each pair, an additive score
 <var>A</var> times a tanh. Written as a formula for arrays, the sums are an array of M · N · A numbers. The kernels
 of <code>sdpa.additive_attention</code> make a block of scores at a time, as those of <code>sdpa.attention</code> do;
