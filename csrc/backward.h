@@ -123,7 +123,7 @@ static void value_products(const sdpa_problem *p, sdpa_task *t)
     const operand values = read_values_across(p, t);
     real unused[ROWS] = {0};
     for (int i = 0; i < t->segments; ++i)
-        segment_products(t->segment[i], values, p->value_dim, t->g, t->slope, unused, nothing_pending());
+        segment_products(t->segment[i], values, p->value_dim, t->g, t->slope, unused, NULL);
 }
 
 static void score_gradients(const sdpa_problem *p, sdpa_task *t)
@@ -141,7 +141,7 @@ static void score_gradients(const sdpa_problem *p, sdpa_task *t)
 
 static void query_gradient(const sdpa_problem *p, sdpa_task *t)
 {
-    weigh_block(t, read_keys_along(p, t), p->dim, t->key_slope, t->o, t->started ? t->shrink : NULL);
+    weigh_block(t, read_keys_along(p, t), p->dim, t->key_slope, t->o, t->started ? t->shrink : NULL, NULL);
     t->started = 1;
 }
 

@@ -119,7 +119,8 @@ typedef struct {
      * repeat it, and are not written. */
     int64_t batch, kv_head, first_row, q_len, kv_len;
     int rows, vectors;
-    int places;                                                        /* few rows: of a key in `s`, see few.h */
+    int leads;  /* the first of its bundle: what it fetches from memory serves the others */
+    int places; /* few rows: of a key in `s`, see few.h */
     const char *keys_at, *values_at, *key_scales_at, *value_scales_at; /* row 0; where K and V have pages: of page 0 */
     sdpa_span keys;   /* seen by at least one row: by geometry, as everywhere where the mask is not named */
     sdpa_span shared; /* seen by every row */

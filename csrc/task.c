@@ -356,6 +356,7 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
     void *block_o = kernel->join ? take(&at, value_dim * rows, bytes) : NULL;
     void *key_copy = take(&at, keys * dim, bytes), *value_copy = take(&at, keys * value_dim, bytes);
     for (int i = 0; i < tasks; ++i) {
+        t[i].leads = i == 0;
         t[i].copied = copied;
         t[i].s = s, t[i].visible = visible;
         t[i].high = high;
@@ -425,6 +426,7 @@ size_t sdpa_lay_out_backward(const sdpa_problem *p, const sdpa_kernel *kernel, c
         shared.value_sums.at = take(&at, keys * value_dim, bytes);
     for (int i = 0; i < tasks; ++i) {
         t[i] = shared;
+        t[i].leads = i == 0;
         t[i].q = take(&at, dim * rows, bytes);
         t[i].g = take(&at, value_dim * rows, bytes);
         t[i].query_rows = take(&at, dim * rows, bytes);
