@@ -41,7 +41,7 @@ demo: $(DONE)/built
 	@python -m sdpa demo
 
 test: $(DONE)/test
-	python -m pytest
+	python -m pytest -n auto --dist loadfile
 
 bench: $(DONE)/test
 	python -m pytest benchmarks/bench_attention.py $(ARGS)

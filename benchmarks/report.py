@@ -108,7 +108,7 @@ AIMS = ("workload", "of the bound", "target", "faster", "target", "else", "targe
 def aims(report):
     """Each target with what was measured."""
     return Table(
-        "Targets: the least share of the bound, the least speed-up over the best peer, and else the longest time, or the "
+        "Targets: the least share of the bound, the least speed-up over the best peer; else the longest time, or the "
         "longest as a multiple of that in float32.",
         (*AIMS, ""),
         [(*verdict_cells(one), "hit" if one.hit else "missed") for one in targets.verdicts(rows_of(report))],

@@ -249,6 +249,24 @@ def test_bits_of_rows(kernel, dtype):
         assert_both_same(alone, (out[:, :, i : i + 1], lse[:, :, i : i + 1]))
 
 
+@EACH_DTYPE
+@pytest.mark.parametrize("keys", [1, 13, 128, 300])
+@pytest.mark.parametrize("rows", [2, 3, 5, 8, 9, 16])
+def test_bits_beside_other_rows(kernel, dtype, rows, keys):
+    """Scores of several keys share a vector, of how many depends on the number of rows."""
+    query, key, value = draw(1, 1, 1, rows, keys, 24, 20, dtype=dtype)
+    if "few" not in sdpa.explain(query, key, value).engine:
+        pytest.skip(f"{rows} rows are many here")
+    for options in {}, dict(causal=True, q_offset=keys // 2), dict(bias=rng(0).standard_normal(keys)):
+        out, lse = both(query, key, value, **options)
+        offset = options.get("q_offset", 0)
+        for i in {0, rows // 2, rows - 1}:
+            alone = options | (dict(q_offset=offset + i) if offset else {})
+            assert_both_same(
+                both(query[:, :, i : i + 1], key, value, **alone), (out[:, :, i : i + 1], lse[:, :, i : i + 1])
+            )
+
+
 K_COUNTS = (3000, 0, 1, 1023, 2048, 2049, 128, 5001)
 
 
