@@ -12,8 +12,6 @@
 /* So many keys, or values, go through all rows while they are in the first-level cache: memory is read in its order. */
 enum { KEYS_IN_CACHE = 16, VALUES_IN_CACHE = 32 };
 
-enum { LINE = 64 }; /* bytes of a cache line */
-
 /* Rows of K or V that follow each other in memory, from one key on.  `ahead` is the like of it that will be read some
  * rows later; `compact`: without gaps between rows. */
 typedef struct {
@@ -198,14 +196,20 @@ static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, cons
         for (; first < (count); ++first) call(1, first);                                                               \
     } while (0)
 
+/* Those of rows that are not there hold numbers, whatever they are. */
+static void choose_places(const sdpa_problem *p, sdpa_task *t)
+{
+    const int64_t keys = p->block_keys < p->kv_len ? p->block_keys : p->kv_len;
+    t->places = p->weights.data ? ROWS : 1; /* weights are written from s[key][ROWS] */
+    while (t->places < t->rows) t->places *= 2;
+    if (t->places > t->rows) memset(t->s, 0, (size_t)(keys * t->places) * sizeof(real));
+}
+
 static void load_queries(const sdpa_problem *p, sdpa_task *t)
 {
     for (int row = 0; row < t->rows; ++row)
         read_row(t->query_row[row], &p->query, p->dim, (real *)t->q + row * padded(p->dim));
-    const int64_t keys = p->block_keys < p->kv_len ? p->block_keys : p->kv_len;
-    t->places = p->weights.data ? ROWS : 1; /* weights are written from s[key][ROWS] */
-    while (t->places < t->rows) t->places *= 2;
-    memset(t->s, 0, (size_t)keys * ROWS * sizeof(real)); /* the lanes of rows that are not there */
+    choose_places(p, t);
 }
 
 static inline ALWAYS_INLINE void score_keys(const int dtype, const int far, const sdpa_problem *p, const sdpa_task *t,
@@ -230,6 +234,7 @@ static inline real larger(real a, real b) { return a > b ? a : b; } /* b where a
 static void raise_high(sdpa_task *t, sdpa_segment g)
 {
     const real *s = t->s;
+    const int last = t->places - 1; /* places are a power of two */
     const ptrdiff_t end = score_index(t, g.end, 0);
     ptrdiff_t at = score_index(t, g.begin, 0);
     real lane[VL], *high = t->high;
@@ -237,8 +242,8 @@ static void raise_high(sdpa_task *t, sdpa_segment g)
     for (; at + 2 * VL <= end; at += 2 * VL)
         UNROLL_FOR (int i = 0; i < 2; ++i) most[i] = vf_max(vf_load(s + at + i * VL), most[i]);
     vf_store(lane, vf_max(most[0], most[1]));
-    for (; at < end; ++at) lane[at % t->places] = larger(s[at], lane[at % t->places]);
-    for (int i = 0; i < VL; ++i) high[i % t->places] = larger(lane[i], high[i % t->places]);
+    for (; at < end; ++at) lane[at & last] = larger(s[at], lane[at & last]);
+    for (int i = 0; i < VL; ++i) high[i & last] = larger(lane[i], high[i & last]);
 }
 
 /* The products of a segment. */

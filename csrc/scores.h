@@ -1,4 +1,5 @@
-/* From products to scores: scale, softcap, ALiBi, bias, mask, and who sees whom.  Scores lie as s[key][rows]. */
+/* From products to scores: scale, softcap, ALiBi, bias, mask, and who sees whom.  Scores lie as s[key][rows], of few
+ * rows as s[key][places]. */
 
 /* Where scores only get multiplied by a positive number, that number goes into the exponent (see softmax.h), and `s`
  * stays the bare product.  Otherwise they are scaled here; a factor of 0 or less must not meet -inf. */
@@ -79,8 +80,9 @@ static inline ALWAYS_INLINE void shape_by(const sdpa_problem *p, sdpa_task *t, i
         const int count = end - key < VL ? end - key : VL;
         vf s[VL], tile[VL];
         vm seen[VL];
-        /* Of few rows a vector reaches into the keys behind it: stored in order, only the last one does harm. */
-        const vf behind = SDPA_FEW_ROWS ? vf_load(scores_at(t, key + count, v)) : hidden;
+        /* Of few rows a vector may reach into the keys behind it: stored in order, only the last one does harm. */
+        const int reaches = SDPA_FEW_ROWS && t->places < VL;
+        const vf behind = reaches ? vf_load(scores_at(t, key + count, v)) : hidden;
         UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = i < count ? vf_load(scores_at(t, key + i, v)) : hidden;
         if (steps & SCALE)
             UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = vf_mul(s[i], scale);
@@ -108,7 +110,7 @@ static inline ALWAYS_INLINE void shape_by(const sdpa_problem *p, sdpa_task *t, i
                 vf_store(scores_at(t, key + i, v), s[i]);
             }
         }
-        if (SDPA_FEW_ROWS) vf_store(scores_at(t, key + count, v), behind);
+        if (reaches) vf_store(scores_at(t, key + count, v), behind);
     }
     vf_store((real *)t->high + v * VL, vf_max(high[0], high[1]));
 }

@@ -65,7 +65,7 @@ typedef struct {
     int threads;                    /* that will share the work */
     int64_t fewest_rows, most_rows; /* of a key/value head, for the kernel at hand; other sequences are not its work */
     int split;                      /* each part of the keys is a unit of its own */
-    int far;                        /* K and V come from memory, and are prefetched */
+    int far;                        /* K and V come from afar, and are prefetched */
     int64_t *unit_starts;           /* (B + 1): units before each sequence */
 } sdpa_problem;
 

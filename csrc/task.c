@@ -426,7 +426,6 @@ size_t sdpa_lay_out_backward(const sdpa_problem *p, const sdpa_kernel *kernel, c
         shared.value_sums.at = take(&at, keys * value_dim, bytes);
     for (int i = 0; i < tasks; ++i) {
         t[i] = shared;
-        t[i].leads = i == 0;
         t[i].q = take(&at, dim * rows, bytes);
         t[i].g = take(&at, value_dim * rows, bytes);
         t[i].query_rows = take(&at, dim * rows, bytes);

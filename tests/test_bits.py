@@ -229,3 +229,27 @@ def test_more_leading_axes_and_broadcasting(kernel, dtype):
     shared = both(query, key[:1], value[:1], causal=True)
     assert_both_same(both(query, key[:1].repeat(6, 0), value[:1].repeat(6, 0), causal=True), shared)
     assert_both_same(both(query, key[0], value[0], causal=True), shared)
+
+
+FROM_AFAR = {
+    "nothing": {},
+    "causal": {"causal": True},
+    "window": {"window": (40, 20)},
+    "bias": {"bias": rng(5).standard_normal((70, 300)).astype(np.float32)},
+    "lengths": {"kv_lengths": [290]},
+}
+
+
+@EACH_ARITHMETIC
+@pytest.mark.parametrize("E", [0, 20])
+@pytest.mark.parametrize("options", FROM_AFAR.values(), ids=FROM_AFAR)
+def test_keys_that_come_from_memory(kernel, dtype, E, options):
+    """So many that they are fetched beforehand, by the first of several tasks; each head is the same."""
+    query, key, value = draw(1, 1, 1, M=70, N=300, D=64, E=E, dtype=dtype)
+    many = [np.broadcast_to(x, (1, 500, *x.shape[2:])) for x in (query, key, value)]
+    assert sum(x.nbytes for x in many[1:]) > 16 << 20
+    out, lse = both(query, key, value, **options)
+    assert_both_same(both(*many, **options), [np.broadcast_to(x, (1, 500, *x.shape[2:])) for x in (out, lse)])
+    weights = sdpa.attention_weights(query, key, **options)
+    of_many = sdpa.attention_weights(*many[:2], **options)
+    assert_same_bits(of_many, np.broadcast_to(weights, of_many.shape))
