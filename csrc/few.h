@@ -167,11 +167,12 @@ static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const 
                 sum[key * rows + row] = vf_fma(feature, query[row], sum[key * rows + row]);
         }
     }
+    const vf products = vf_sums(sum);
     if (keys * rows == VL && rows == places) {
-        vf_store(s, vf_sums(sum));
+        vf_store(s, products);
     } else {
         real lane[VL];
-        vf_store(lane, vf_sums(sum));
+        vf_store(lane, products);
         UNROLL_FOR (int key = 0; key < keys; ++key) memcpy(s + key * places, lane + key * rows, rows * sizeof(real));
     }
 }

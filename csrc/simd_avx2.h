@@ -71,7 +71,7 @@ static inline void vf_transpose(vf r[8])
 }
 
 /* Lane i of the result is the sum over the lanes of a[i]. */
-static inline vf vf_sums(vf a[8])
+static inline ALWAYS_INLINE vf vf_sums(vf a[8])
 {
     vf by_two[4], by_four[2];
     UNROLL_FOR (int i = 0; i < 4; ++i)
@@ -131,7 +131,7 @@ static inline void vf_transpose(vf r[4])
     }
 }
 
-static inline vf vf_sums(vf a[4])
+static inline ALWAYS_INLINE vf vf_sums(vf a[4])
 {
     const vf low = _mm256_add_pd(_mm256_unpacklo_pd(a[0], a[1]), _mm256_unpackhi_pd(a[0], a[1]));
     const vf high = _mm256_add_pd(_mm256_unpacklo_pd(a[2], a[3]), _mm256_unpackhi_pd(a[2], a[3]));

@@ -98,7 +98,7 @@ static inline void vf_transpose(vf r[16])
 }
 
 /* Lane i of the result is the sum over the lanes of a[i]: half as many shuffles as a transposition. */
-static inline vf vf_sums(vf a[16])
+static inline ALWAYS_INLINE vf vf_sums(vf a[16])
 {
     vf by_two[8], by_four[4], by_eight[2];
     UNROLL_FOR (int i = 0; i < 8; ++i)
@@ -168,7 +168,7 @@ static inline void vf_transpose(vf r[8])
     UNROLL_FOR (int i = 0; i < 8; ++i) r[i] = t[i];
 }
 
-static inline vf vf_sums(vf a[8])
+static inline ALWAYS_INLINE vf vf_sums(vf a[8])
 {
     vf by_two[4], by_four[2];
     UNROLL_FOR (int i = 0; i < 4; ++i)

@@ -95,7 +95,7 @@ static inline void vf_transpose(vf r[VL])
 }
 
 /* Lane i of the result is the sum over the lanes of a[i]. */
-static inline vf vf_sums(vf a[VL])
+static inline ALWAYS_INLINE vf vf_sums(vf a[VL])
 {
     vf sums;
     for (int i = 0; i < VL; ++i) {

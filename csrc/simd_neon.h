@@ -54,13 +54,13 @@ static inline void vf_transpose(vf r[4])
 }
 
 /* Lane i of the result is the sum over the lanes of a[i]. */
-static inline vf vf_sums(vf a[4]) { return vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3])); }
+static inline ALWAYS_INLINE vf vf_sums(vf a[4]) { return vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3])); }
 
 #else
 
 enum { VL = 2 };
 typedef float64x2_t vf;
-static inline vf vf_sums(vf a[2]) { return vpaddq_f64(a[0], a[1]); }
+static inline ALWAYS_INLINE vf vf_sums(vf a[2]) { return vpaddq_f64(a[0], a[1]); }
 
 typedef uint64x2_t vm;
 #define V(name) v##name##q_f64

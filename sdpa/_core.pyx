@@ -187,6 +187,11 @@ cdef size_t all_bytes(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t 
     return threads * scratch_bytes(p, kernel) + sums
 
 
+cdef bint alike_and_near(const sdpa_problem *p, const sdpa_kernel *kernel) noexcept nogil:
+    """Whether units of few rows last equally long, and the second-level caches hold K and V."""
+    return kernel.join != NULL and not p.far and p.kv_lengths == NULL and p.q_starts == NULL
+
+
 cdef int run(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
     """All units, on `threads` threads."""
     cdef sdpa_task sizes
@@ -206,6 +211,10 @@ cdef int run(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
         if threads == 1:
             for unit in range(units):
                 run_unit(p, kernel, unit, scratch, sums, sums_each)
+        elif alike_and_near(p, kernel):
+            # Each thread takes the same heads in the next call, and finds them in its own cache.
+            for unit in prange(units, schedule="static", num_threads=threads):
+                run_unit(p, kernel, unit, scratch + threadid() * bytes_each, sums, sums_each)
         else:
             for unit in prange(units, schedule="dynamic", chunksize=chunk, num_threads=threads):
                 run_unit(p, kernel, unit, scratch + threadid() * bytes_each, sums, sums_each)
