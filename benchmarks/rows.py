@@ -65,10 +65,14 @@ def rows_of(report):
 
 
 def joined(reports):
-    """Several result files as one; a workload in more than one counts as in the last, and so do sweeps and memory."""
+    """Several result files as one; a workload in more than one counts as in the last, and so do sweeps and memory.  Of
+    several commits each is named, with the kinds of workloads that are of the later ones."""
     total = {}
     for report in reports:
         kept = [result for result in total.get("results", []) if result["workload"] not in report.get("bounds", {})]
+        if total.get("bounds") and report.get("bounds") and report["commit"] != total["commit"]:
+            kinds = sorted({name.partition("-")[0] for name in report["bounds"]})
+            report = {**report, "commit": f"{report['commit']} ({', '.join(kinds)}), {total['commit']} (the rest)"}
         parts = {part: {**total.get(part, {}), **report.get(part, {})} for part in ("bounds", "kv_bytes", "versions")}
         total = {**total, **report, **parts, "results": kept + report.get("results", [])}
     return total

@@ -177,7 +177,8 @@ def test_files_are_joined(measured, tmp_path):
     both = rows.read([tmp_path / "a.json", tmp_path / "b.json"])
     first, *others = rows.rows_of(both)
     assert (first.name, first.share, first.best) == ("bert-fp32", 1.0, None)
-    assert len(others) == 3 and both["commit"] == "def" and both["sweeps"] == measured["sweeps"]
+    assert both["commit"] == "def (bert), abc1234 (the rest)"
+    assert len(others) == 3 and both["sweeps"] == measured["sweeps"]
 
 
 def test_what_was_measured_on_nothing_of_ours(measured):
