@@ -132,13 +132,21 @@ static void add_pending(agenda *soon, pending rows, int64_t count, int vectors)
     soon->rows[soon->count++] = rows;
 }
 
+/* Whether rows of K or V are to be asked for: they come from memory, or each lies in a page of its own, where the
+ * hardware, which looks ahead within a page, does not find the next. */
+static int fetched(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array)
+{
+    enum { PAGE = 4096 };
+    return array->data && t->leads && (p->far || array->row >= PAGE) && array->column == array->itemsize;
+}
+
 /* Keys begin..end of the block, or behind it, of K or V.  The first task of a bundle does that for all. */
 static void add_pending_keys(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array, const char *keys_at,
                              int64_t width, int begin, int end, int64_t count, int vectors, agenda *soon)
 {
     const int64_t left = t->keys.end - t->key;
     if (end > left) end = (int)left;
-    if (!array->data || !p->far || !t->leads || array->column != array->itemsize || begin >= end) return;
+    if (begin >= end || !fetched(p, t, array)) return;
     const pending rows = {.p = p,
                           .t = t,
                           .array = array,
