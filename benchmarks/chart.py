@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -260,7 +261,8 @@ def table(measured):
 
 def caption(measured):
     versions = ", ".join(f"{TITLES.get(name, name)} {v}" for name, v in measured["versions"].items())
-    return f"{measured['date']}; {machine_line(measured)}; {measured['compiler']}.\n{versions}."
+    about = f"{measured['date']}; {machine_line(measured)}; {measured['compiler']}."
+    return "\n".join([about, *textwrap.wrap(f"{versions}.", 120)])
 
 
 def with_numbers(readme, measured):
