@@ -54,7 +54,7 @@ static inline ALWAYS_INLINE void fetch_keys(row_run run, int first, int keys, in
     const char *tile = (far == FAR ? run.at + bytes_ahead(dtype) : run.ahead) + first * run.stride;
     const ptrdiff_t across = far == FAR || run.compact ? LINE : run.stride;
     const ptrdiff_t down = far == FAR || run.compact ? keys : 1;
-    __builtin_prefetch(tile + from * down + key * across);
+    PREFETCH(tile + from * down + key * across, 3);
 }
 
 /* With `width` columns from e on of one of the keys of a tile. */
@@ -65,7 +65,7 @@ static inline ALWAYS_INLINE void fetch_values(row_run run, int keys, int key, in
     if (far == NEAR) return;
     const char *tile = far == FAR ? run.at + bytes_ahead(dtype) : run.ahead;
     tile += far == FAR || run.compact ? left * keys + key * bytes : left + key * run.stride;
-    UNROLL_FOR (int line = 0; line < bytes; line += LINE) __builtin_prefetch(tile + line);
+    UNROLL_FOR (int line = 0; line < bytes; line += LINE) PREFETCH(tile + line, 3);
 }
 
 /* K or V, and how it is read. */

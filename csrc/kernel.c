@@ -3,6 +3,7 @@
  * SDPA_FEW_ROWS (0: rows in lanes, 1: features in lanes) defined; the result is one constant table of functions.  What
  * is called when is decided in sdpa/_core.pyx. */
 #include "sdpa.h"
+#include "compiler.h"
 
 #include <float.h>
 #include <math.h>
@@ -20,17 +21,6 @@ typedef uint64_t real_bits;
 #define REAL_MAX DBL_MAX
 #define REAL_MIN DBL_MIN
 enum { REAL_MANTISSA_BITS = 52, REAL_BIAS = 1023, REAL_DTYPE = SDPA_FLOAT64 };
-#endif
-
-#if defined(__clang__)
-#define UNROLL_FOR _Pragma("clang loop unroll(full)") for
-#define ALWAYS_INLINE __attribute__((always_inline))
-#elif defined(__GNUC__)
-#define UNROLL_FOR _Pragma("GCC unroll 24") for
-#define ALWAYS_INLINE __attribute__((always_inline))
-#else
-#define UNROLL_FOR for
-#define ALWAYS_INLINE
 #endif
 
 #define PASTE_(a, b, c, d) a##b##_##c##_##d
@@ -59,10 +49,8 @@ enum { REAL_MANTISSA_BITS = 52, REAL_BIAS = 1023, REAL_DTYPE = SDPA_FLOAT64 };
 #include "simd_neon.h"
 #else
 #define SDPA_ISA baseline
-#if defined(__GNUC__) && !defined(__clang__)
 /* GCC 12 joins the scalars of two keys into one load in `multiply`, and then reads past the last key. */
-#pragma GCC optimize("no-tree-loop-vectorize")
-#endif
+NO_LOOP_VECTORIZE
 #include "simd_baseline.h"
 #endif
 

@@ -72,9 +72,9 @@ static inline ALWAYS_INLINE void fetch(const char *at, ptrdiff_t bytes, const in
     const char *line = at - (uintptr_t)at % LINE;
     for (; line < at + bytes; line += LINE)
         if (near)
-            __builtin_prefetch(line, 0, 3);
+            PREFETCH(line, 3);
         else
-            __builtin_prefetch(line, 0, 2);
+            PREFETCH(line, 2);
 }
 
 /* Asks for `width` elements of each row of a vector of rows, before they are read column by column of vectors: each of

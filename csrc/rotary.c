@@ -1,6 +1,7 @@
 /* The arithmetic of rotary embedding, in plain C that compilers vectorise.  setup.py compiles this file for
  * SDPA_REAL_BYTES 4 (float, and the half types) and 8 (double).  Angles are double in both. */
 #include "rotary.h"
+#include "compiler.h"
 
 #include <math.h>
 #include <string.h>
@@ -11,18 +12,6 @@ typedef float real;
 #else
 typedef double real;
 #define SDPA_ROTATE sdpa_rotate_8
-#endif
-
-/* INDEPENDENT for: no iteration reads what another one writes, although addresses may be equal (in place). */
-#if defined(__clang__)
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#define ALWAYS_INLINE __attribute__((always_inline))
-#elif defined(__GNUC__)
-#define INDEPENDENT _Pragma("GCC ivdep")
-#define ALWAYS_INLINE __attribute__((always_inline))
-#else
-#define INDEPENDENT
-#define ALWAYS_INLINE
 #endif
 
 #include "half.h"

@@ -1,0 +1,36 @@
+/* What compilers other than GCC and clang lack, MSVC among them: all that is not C11 stands in this file alone, behind
+ * macros that mean nothing there.  (The instruction sets need those compilers anyway; setup.py asks.)
+ *
+ *     UNROLL_FOR       a loop of few iterations, written out
+ *     INDEPENDENT      for a loop none of whose iterations reads what another one writes, although addresses may be equal
+ *     ALWAYS_INLINE    where constant arguments become part of the code
+ *     PREFETCH         asks for a cache line, into all caches (3) or from the second level on (2) */
+#ifndef SDPA_COMPILER_H
+#define SDPA_COMPILER_H
+
+#if defined(__clang__)
+#define UNROLL_FOR _Pragma("clang loop unroll(full)") for
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define UNROLL_FOR _Pragma("GCC unroll 24") for
+#define INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define UNROLL_FOR for
+#define INDEPENDENT
+#endif
+
+#if defined(__GNUC__) || defined(__clang__)
+#define ALWAYS_INLINE __attribute__((always_inline))
+#define PREFETCH(at, level) __builtin_prefetch(at, 0, level)
+#else
+#define ALWAYS_INLINE
+#define PREFETCH(at, level) (void)(at)
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define NO_LOOP_VECTORIZE _Pragma("GCC optimize(\"no-tree-loop-vectorize\")")
+#else
+#define NO_LOOP_VECTORIZE
+#endif
+
+#endif
