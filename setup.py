@@ -27,6 +27,13 @@ class Isa(NamedTuple):
     probe: str  # what a compiler must take
     variants: list = VARIANTS
 
+    @property
+    def question(self):
+        """What csrc/dispatch.c asks the CPU: for each instruction that the flags allow.  A flag that it does not know
+        fails the build."""
+        features = [flag.removeprefix("-m") for flag in self.flags if "=" not in flag]
+        return "&&".join(f"HAS({feature})" for feature in features) or "1"
+
 
 # csrc/dispatch.c lists the same names, best first.  A compiler without the flags, or for another architecture, loses
 # that row and not the build; the baseline needs nothing.
@@ -84,7 +91,7 @@ class BuildKernels(build_ext):
 
     def compile_kernels(self, isas, flags):
         """csrc/ as objects, several at a time."""
-        have = [(f"SDPA_HAVE_{isa}", None) for isa in isas]
+        have = [(f"SDPA_HAVE_{isa}", ISAS[isa].question) for isa in isas]
         jobs = [(source, "common", flags, have) for source in ("csrc/dispatch.c", "csrc/task.c", "csrc/quantise.c")]
         jobs += [("csrc/rotary.c", f"rotary_{size}", flags, [("SDPA_REAL_BYTES", size)]) for size in "48"]
         for isa in [*isas, "baseline"]:

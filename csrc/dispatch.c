@@ -1,5 +1,6 @@
 /* The kernels of this build, best first, and whether this CPU can run them.  SDPA_HAVE_<isa> comes from setup.py, which
- * leaves a row out where the compiler lacks its flags or the target is another architecture. */
+ * leaves a row out where the compiler lacks its flags or the target is another architecture.  Its value asks the CPU for
+ * each of those flags: HAS(avx2) && HAS(fma) && ... */
 #include "sdpa.h"
 
 #include <string.h>
@@ -46,17 +47,43 @@ const sdpa_isa sdpa_isas[] = {
     {NULL, {{NULL, NULL}}}, /* the end */
 };
 
-/* __builtin_cpu_supports also asks whether the operating system saves the wide registers. */
+#if defined(SDPA_HAVE_avx512) || defined(SDPA_HAVE_avx2)
+#include <cpuid.h>
+
+/* __builtin_cpu_supports also asks whether the operating system saves the wide registers.  Not all compilers let it ask
+ * for F16C, whose registers are those of AVX2. */
+static int converts_float16(void)
+{
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#define HAS(flag) HAS_##flag
+#define HAS_avx512f __builtin_cpu_supports("avx512f")
+#define HAS_avx512bw __builtin_cpu_supports("avx512bw")
+#define HAS_avx512dq __builtin_cpu_supports("avx512dq")
+#define HAS_avx512vl __builtin_cpu_supports("avx512vl")
+#define HAS_avx512bf16 __builtin_cpu_supports("avx512bf16")
+#define HAS_avx2 __builtin_cpu_supports("avx2")
+#define HAS_fma __builtin_cpu_supports("fma")
+#define HAS_f16c converts_float16()
+#endif
+
 int sdpa_cpu_runs(const char *isa)
 {
 #if defined(SDPA_HAVE_avx512) || defined(SDPA_HAVE_avx2)
     __builtin_cpu_init();
-    const int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (!strcmp(isa, "avx512")) return avx512;
-    if (!strcmp(isa, "avx512_bf16")) return avx512 && __builtin_cpu_supports("avx512bf16");
-    if (!strcmp(isa, "avx2")) /* every CPU with AVX2 converts float16 (F16C), too */
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
-    return !strcmp(isa, "baseline") || !strcmp(isa, "neon"); /* NEON is part of every AArch64 CPU */
+#ifdef SDPA_HAVE_avx512_bf16
+    if (!strcmp(isa, "avx512_bf16")) return SDPA_HAVE_avx512_bf16;
+#endif
+#ifdef SDPA_HAVE_avx512
+    if (!strcmp(isa, "avx512")) return SDPA_HAVE_avx512;
+#endif
+#ifdef SDPA_HAVE_avx2
+    if (!strcmp(isa, "avx2")) return SDPA_HAVE_avx2;
+#endif
+#ifdef SDPA_HAVE_neon
+    if (!strcmp(isa, "neon")) return SDPA_HAVE_neon;
+#endif
+    return !strcmp(isa, "baseline");
 }

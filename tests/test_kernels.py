@@ -1,6 +1,9 @@
 """Which kernel runs, what the library exports, what a call would do, and the memory it takes."""
 
+import os
+import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,6 +16,7 @@ from conftest import (
     HALF,
     KERNELS,
     PAIRS_OF_BFLOAT16,
+    ROOT,
     WIDE,
     assert_same_bits,
     bfloat16,
@@ -26,7 +30,7 @@ import sdpa
 from sdpa import _core, _kernels
 
 NAMES = ["avx512_bf16", "avx512", "avx2", "neon", "baseline"]  # best first
-AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"}
 CPU_FLAGS = {"avx512_bf16": AVX512 | {"avx512_bf16"}, "avx512": AVX512, "avx2": {"avx2", "fma", "f16c"}}
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS, indirect=True)
 
@@ -43,6 +47,41 @@ def test_kernels_are_those_the_cpu_runs():
     flags = set(flags[0].split()) if flags else set()
     for name in sdpa.kernels():
         assert CPU_FLAGS.get(name, set()) <= flags
+
+
+def test_the_cpu_is_asked_for_all_that_the_compiler_may_use():
+    for name, isa in runpy.run_path(str(ROOT / "setup.py"))["ISAS"].items():
+        allowed = {flag.removeprefix("-m") for flag in isa.flags if "=" not in flag}
+        assert allowed == {flag.replace("_", "") for flag in CPU_FLAGS.get(name, set())}
+        asked = re.findall(r"HAS\((\w+)\)", isa.question)
+        assert set(asked) == allowed and len(asked) == len(allowed)
+
+
+SIMULATED = {  # a CPU, the kernels that it runs
+    "Haswell": ["avx2", "baseline"],
+    "Haswell,-f16c": ["baseline"],
+}
+
+
+@pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="qemu-x86_64 is not installed")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the Python at hand is for another architecture")
+@pytest.mark.parametrize("cpu, expected", SIMULATED.items(), ids=SIMULATED)
+def test_a_simulated_cpu(cpu, expected):
+    """A kernel that the CPU does not run ends the process with SIGILL: in float16 without F16C, for example."""
+    code = """
+import numpy as np, sdpa
+print(*sdpa.kernels())
+for dtype in np.float16, np.float32:
+    for rows in 1, 40:
+        query, key = np.ones((2, rows, 8), dtype), np.ones((2, 40, 8), dtype)
+        assert (sdpa.attention(query, key, key, threads=1) == 1).all()
+"""
+    run = subprocess.run(
+        ["qemu-x86_64", "-cpu", cpu, sys.executable, "-c", code],
+        cwd=ROOT, env=os.environ | dict(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == expected
 
 
 @pytest.mark.parametrize("name", sdpa.kernels())
