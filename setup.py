@@ -1,12 +1,14 @@
 """Builds sdpa._core: the Cython algorithm, and csrc/kernel.c once per instruction set, compute type and engine.
 
-SDPA_WERROR=1 makes warnings errors; SDPA_SANITIZE=address,undefined builds with sanitizers.
+SDPA_WERROR=1 makes warnings errors; SDPA_DEBUG=1 keeps what debuggers and profilers read;
+SDPA_SANITIZE=address,undefined builds with sanitizers, and keeps it, too.
 """
 
 import contextlib
 import itertools
 import logging
 import os
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,10 +72,14 @@ OPENMP_PROBE = "#include <omp.h>\nint main(void) { return omp_get_max_threads() 
 # Without contraction a product and a sum stay two roundings with every compiler: where they fuse, the source says so.
 C_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"]
 WARNINGS = ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("SDPA_WERROR") else [])
+# Python's own flags ask for debug information: ten times the size of the rest.
+KEEP_NAMES = os.environ.get("SDPA_DEBUG") or os.environ.get("SDPA_SANITIZE")
+C_FLAGS += ["-g"] if KEEP_NAMES else ["-g0"]
+STRIP = ["-Wl,-s"] if sys.platform == "linux" and not KEEP_NAMES else []
 SANITIZE = []
 if os.environ.get("SDPA_SANITIZE"):
     # Python's own flags may have -fwrapv, which hides overflow; and with it compilers take minutes for unrolled loops.
-    SANITIZE = [f"-fsanitize={os.environ['SDPA_SANITIZE']}", "-fno-sanitize-recover=all", "-fno-wrapv", "-O1", "-g"]
+    SANITIZE = [f"-fsanitize={os.environ['SDPA_SANITIZE']}", "-fno-sanitize-recover=all", "-fno-wrapv", "-O1"]
 
 
 class BuildKernels(build_ext):
@@ -83,7 +89,7 @@ class BuildKernels(build_ext):
         isas = [] if msvc else self.usable_isas()
         compile_openmp, link_openmp = self.openmp_flags()
         ext.extra_compile_args = c_flags + compile_openmp
-        ext.extra_link_args = SANITIZE + link_openmp
+        ext.extra_link_args = SANITIZE + link_openmp + ([] if msvc else STRIP)
         ext.extra_objects = self.compile_kernels(isas, c_flags if msvc else c_flags + WARNINGS)
         # The objects are new and their flags may be too, which no timestamp shows: always link.
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)

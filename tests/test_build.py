@@ -176,6 +176,64 @@ def test_nothing_leaks_into_other_libraries():
     assert {name for name in names if not name.startswith("_")} == {"PyInit__core"}
 
 
+def test_no_debug_information():
+    """Python's own flags ask for it: ten times the size of the code."""
+    if not shutil.which("readelf") or sys.platform != "linux":
+        pytest.skip("readelf is not installed, or libraries look otherwise here")
+    sections = subprocess.run(["readelf", "-SW", _core.__file__], capture_output=True, text=True, check=True).stdout
+    if "asan" in subprocess.run(["readelf", "-d", _core.__file__], capture_output=True, text=True).stdout:
+        pytest.skip("built with sanitizers")
+    assert ".text" in sections and ".debug" not in sections
+    assert Path(_core.__file__).stat().st_size < 4 << 20
+
+
+def test_debug_information_where_asked():
+    flags = {}
+    for name in "SDPA_DEBUG", "SDPA_SANITIZE", "NOTHING":
+        code = "import runpy; s = runpy.run_path('setup.py'); print(*s['C_FLAGS'], *s['STRIP'])"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SDPA_")} | {name: "1"}
+        run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+        flags[name] = run.stdout.split()
+    assert "-g" in flags["SDPA_DEBUG"] and "-g" in flags["SDPA_SANITIZE"]
+    assert "-g0" in flags["NOTHING"] and "-g0" not in flags["SDPA_DEBUG"] + flags["SDPA_SANITIZE"]
+    assert "-Wl,-s" not in flags["SDPA_DEBUG"] + flags["SDPA_SANITIZE"]
+
+
+# What MSVC has not got; -E keeps it, so that it is found with any compiler.
+NOT_C11 = r"__builtin_\w+|__attribute__|__extension__|__asm__|__typeof__|\btypeof\b|#pragma .*|_Pragma|__int128"
+MSVC_SOURCES = [("dispatch.c", {}), ("task.c", {}), ("quantise.c", {})]
+MSVC_SOURCES += [("rotary.c", {"SDPA_REAL_BYTES": size}) for size in "48"]
+MSVC_SOURCES += [("kernel.c", {"SDPA_REAL_BYTES": size, "SDPA_FEW_ROWS": few}) for size in "48" for few in "01"]
+
+
+@pytest.mark.parametrize("source, macros", MSVC_SOURCES, ids=str)
+def test_what_msvc_compiles_is_c11(source, macros):
+    """Of compilers that setup.py gives no instruction sets, it asks for this."""
+    flags = ["-std=c11", "-DSDPA_ISA_baseline", *(f"-D{name}={value}" for name, value in macros.items())]
+    command = [*shlex.split(CC), *flags, str(ROOT / "csrc" / source)]
+    without_gnu = [*command, "-E", "-U__GNUC__", "-U__clang__"]
+    seen = subprocess.run(without_gnu, capture_output=True, text=True, check=True).stdout
+    ours, file = [], ""
+    for line in seen.splitlines():
+        marker = re.match(r'# \d+ "(.*?)"', line)
+        file = marker[1] if marker else file
+        ours += [line] if str(ROOT / "csrc") in file else []
+    assert len(ours) > 20
+    assert not re.findall(NOT_C11, "\n".join(ours))
+    pedantic = ["-pedantic-errors", "-fsyntax-only", "-Werror"]
+    checked = subprocess.run([*command, *pedantic], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_what_is_not_c11_stands_in_one_place():
+    """Intrinsics are for compilers that have them; the headers of instruction sets may use what these have, too."""
+    files = [path for path in ROOT.glob("csrc/*.[ch]") if not path.name.startswith(("simd_", "compiler.h"))]
+    found = {path.name: re.findall(f"({NOT_C11})", path.read_text()) for path in files}
+    assert {name: set(words) for name, words in found.items() if words} == {
+        "dispatch.c": {"__builtin_cpu_init", "__builtin_cpu_supports"}
+    }
+
+
 @pytest.mark.parametrize("flag", ["-march=native", "-mtune=native", "-ffast-math", "-Ofast", "-funsafe-math"])
 def test_flags_that_break_wheels_or_nan_are_nowhere(flag):
     files = [ROOT / "setup.py", ROOT / "pyproject.toml", ROOT / "Makefile", *ROOT.glob("csrc/*.[ch]")]
