@@ -67,6 +67,7 @@ typedef struct {
     int split;                      /* each part of the keys is a unit of its own */
     int far;                        /* K and V come from afar, and are prefetched */
     int64_t *unit_starts;           /* (B + 1): units before each sequence */
+    struct sdpa_watch *watch;       /* of the threads of the call, between blocks: see threads.h */
 } sdpa_problem;
 
 /* How one key/value head is cut: rows into tasks, these into bundles; keys into parts, by few rows only. */

@@ -1,5 +1,12 @@
-# Mirrors csrc/sdpa.h: the same names in the same order.
+# Mirrors csrc/threads.h and csrc/sdpa.h: the same names in the same order.
 from libc.stdint cimport int64_t
+
+cdef extern from "threads.h" nogil:
+    ctypedef struct sdpa_watch "struct sdpa_watch":
+        int stop
+        int64_t left, next
+    int sdpa_pinned_cpus()
+    int sdpa_possible_threads(int)
 
 cdef extern from "sdpa.h" nogil:
     int SDPA_BOOL, SDPA_INT8, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64
@@ -37,6 +44,7 @@ cdef extern from "sdpa.h" nogil:
         int64_t fewest_rows, most_rows
         int split, far
         int64_t *unit_starts
+        sdpa_watch *watch
 
     ctypedef struct sdpa_cut:
         int64_t tasks, bundles, parts
@@ -55,6 +63,7 @@ cdef extern from "sdpa.h" nogil:
         void *at
 
     ctypedef struct sdpa_task:
+        int rows
         sdpa_span keys
         sdpa_copied *copied
         int started

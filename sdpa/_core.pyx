@@ -16,6 +16,8 @@ from libc.string cimport memcpy, memset
 
 cnp.import_array()
 
+include "_core_units.pxi"
+
 
 # ---------------------------------------------------------------------------------------------------- the algorithm
 
@@ -29,6 +31,11 @@ cdef void attend_block(
         accumulate(p, t)
 
 
+cdef inline int64_t block_products(const sdpa_problem *p, const sdpa_task *t) noexcept nogil:
+    """Multiply-adds of a task in a block, with those that softmax is worth."""
+    return t.rows * p.block_keys * (p.dim + p.value_dim + 16)
+
+
 cdef void attend_blocks(
     const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *tasks, int count, sdpa_step accumulate
 ) noexcept nogil:
@@ -40,7 +47,7 @@ cdef void attend_blocks(
         key = min(key, tasks[i].keys.begin)
         end = max(end, tasks[i].keys.end)
     key = key // p.block_keys * p.block_keys
-    while key < end:
+    while key < end and not stopped(p.watch, count * block_products(p, tasks)):
         for i in range(count):
             attend_block(p, kernel, key, &tasks[i], accumulate)
         key += p.block_keys
@@ -49,7 +56,7 @@ cdef void attend_blocks(
 cdef void write_weights(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t) noexcept nogil:
     """The probabilities themselves: the scores once more, now that the sums over all keys are known."""
     cdef int64_t key = t.keys.begin // p.block_keys * p.block_keys
-    while key < t.keys.end:
+    while key < t.keys.end and not stopped(p.watch, block_products(p, t)):
         if sdpa_enter_block(p, kernel, key, t):
             kernel.scores(p, t)
             kernel.write_weights(p, t)
@@ -68,6 +75,8 @@ cdef void attend_carefully(
 
 
 cdef void finish_task(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t) noexcept nogil:
+    if p.watch.stop:
+        return  # rows of the result are right, or not written
     kernel.close_sums(p, t)
     if p.weights.data != NULL:
         write_weights(p, kernel, t)
@@ -118,14 +127,22 @@ cdef void join_parts(
     finish_task(p, kernel, t)
 
 
-cdef void run_unit(
-    const sdpa_problem *p, const sdpa_kernel *kernel, int64_t index, char *scratch, char *sums, size_t sums_bytes
-) noexcept nogil:
+cdef struct attention_call:
+    const sdpa_problem *p
+    const sdpa_kernel *kernel
+    char *sums
+    size_t sums_bytes
+
+
+cdef void run_unit(const void *of, int64_t index, char *scratch) noexcept nogil:
+    cdef const attention_call *call = <const attention_call *>of
+    cdef const sdpa_problem *p = call.p
+    cdef const sdpa_kernel *kernel = call.kernel
     cdef sdpa_unit unit = sdpa_find_unit(p, kernel, index)
     cdef sdpa_task tasks[2]
     if p.split:
         sdpa_lay_out_scratch(p, kernel, scratch, tasks, 1)
-        sdpa_lay_out_sums(p, kernel, sums + index * sums_bytes, tasks)
+        sdpa_lay_out_sums(p, kernel, call.sums + index * call.sums_bytes, tasks)
         if unit.index < unit.cut.parts:
             attend_part(p, kernel, &unit, unit.index, tasks)
     elif unit.cut.parts > 1:
@@ -136,18 +153,19 @@ cdef void run_unit(
         run_bundle(p, kernel, &unit, scratch)
 
 
-cdef void finish_unit(
-    const sdpa_problem *p, const sdpa_kernel *kernel, int64_t index, char *scratch, char *sums, size_t sums_bytes
-) noexcept nogil:
+cdef void finish_unit(const attention_call *call, int64_t index, char *scratch) noexcept nogil:
     """Where parts were units: the first part of a head joins its others."""
+    cdef const sdpa_problem *p = call.p
+    cdef const sdpa_kernel *kernel = call.kernel
+    cdef char *sums = call.sums + index * call.sums_bytes
     cdef sdpa_unit unit = sdpa_find_unit(p, kernel, index)
     cdef sdpa_task t
     if unit.index == 0:
         sdpa_lay_out_scratch(p, kernel, scratch, &t, 1)
-        sdpa_lay_out_sums(p, kernel, sums + index * sums_bytes, &t)
+        sdpa_lay_out_sums(p, kernel, sums, &t)
         sdpa_enter_task(p, kernel, &unit, 0, &t)
         t.started = 1
-        join_parts(p, kernel, &unit, &t, scratch, sums + index * sums_bytes, sums_bytes)
+        join_parts(p, kernel, &unit, &t, scratch, sums, call.sums_bytes)
 
 
 cdef int64_t cut_into_units(sdpa_problem *p, const sdpa_kernel *kernel, int *threads, int *chunk) noexcept:
@@ -180,11 +198,10 @@ cdef size_t scratch_bytes(const sdpa_problem *p, const sdpa_kernel *kernel) noex
     return sdpa_lay_out_scratch(p, kernel, NULL, sizes, max(2 if kernel.join else 1, sdpa_largest_bundle(p, kernel)))
 
 
-cdef size_t all_bytes(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t units, int threads) noexcept:
-    """Of all threads, and where parts are units, of their sums."""
+cdef size_t sums_bytes(const sdpa_problem *p, const sdpa_kernel *kernel) noexcept:
+    """Of one unit, where parts are units."""
     cdef sdpa_task sizes
-    cdef size_t sums = units * sdpa_lay_out_sums(p, kernel, NULL, &sizes) if p.split else 0
-    return threads * scratch_bytes(p, kernel) + sums
+    return sdpa_lay_out_sums(p, kernel, NULL, &sizes) if p.split else 0
 
 
 cdef bint alike_and_near(const sdpa_problem *p, const sdpa_kernel *kernel) noexcept nogil:
@@ -194,35 +211,21 @@ cdef bint alike_and_near(const sdpa_problem *p, const sdpa_kernel *kernel) noexc
 
 cdef int run(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
     """All units, on `threads` threads."""
-    cdef sdpa_task sizes
-    cdef int chunk, thread
+    cdef crew c
+    cdef attention_call call
+    cdef int chunk
     cdef int64_t unit, units = cut_into_units(p, kernel, &threads, &chunk)
-    cdef size_t bytes_each = scratch_bytes(p, kernel), sums_each = sdpa_lay_out_sums(p, kernel, NULL, &sizes)
-    cdef size_t needed = all_bytes(p, kernel, units, threads)
-    cdef char *memory = <char *>PyMem_RawMalloc(needed + 64)
-    cdef char *scratch = <char *>((<uintptr_t>memory + 63) & ~<uintptr_t>63)
-    cdef char *sums = scratch + threads * bytes_each
-    if memory == NULL:
-        raise MemoryError(f"{needed} bytes of scratch for {threads} threads")
-    for thread in range(threads):
-        # Its first part: nothing was copied yet.
-        memset(scratch + thread * bytes_each, 0, SDPA_COPIES * sizeof(sdpa_copied))
+    # Where units are alike each thread takes the same heads in the next call, and finds them in its own cache.
+    cdef sharing how = EQUALLY if alike_and_near(p, kernel) else BY_CHUNKS
+    call.p, call.kernel, call.sums_bytes = p, kernel, sums_bytes(p, kernel)
+    hire(&c, threads, scratch_bytes(p, kernel), units * call.sums_bytes)
+    call.sums, p.watch = c.beside, &c.watch
     with nogil:
-        if threads == 1:
+        share(&c, run_unit, &call, units, how, chunk, kernel.rows * (p.dim + p.value_dim + 16))
+        if p.split and not c.watch.stop:
             for unit in range(units):
-                run_unit(p, kernel, unit, scratch, sums, sums_each)
-        elif alike_and_near(p, kernel):
-            # Each thread takes the same heads in the next call, and finds them in its own cache.
-            for unit in prange(units, schedule="static", num_threads=threads):
-                run_unit(p, kernel, unit, scratch + threadid() * bytes_each, sums, sums_each)
-        else:
-            for unit in prange(units, schedule="dynamic", chunksize=chunk, num_threads=threads):
-                run_unit(p, kernel, unit, scratch + threadid() * bytes_each, sums, sums_each)
-        if p.split:
-            for unit in range(units):
-                finish_unit(p, kernel, unit, scratch, sums, sums_each)
-    PyMem_RawFree(memory)
-    return 0
+                finish_unit(&call, unit, c.scratch)
+    return dismiss(&c)
 
 
 cdef int run_all(sdpa_problem *p, Kernel kernel, int threads) except -1:
@@ -489,7 +492,7 @@ def plan(
     few = table == kernel.isa.kernel[purpose_of(&p)][1]
     return (few, pairs and not few, table.copies(&p), table.lanes, table.rows, min(all_rows, per_task * table.lanes),
             table.block_keys, tasks, sdpa_largest_bundle(&p, table), cut.parts, p.split, threads,
-            all_bytes(&p, table, units, threads))
+            threads * scratch_bytes(&p, table) + units * sums_bytes(&p, table))
 
 
 # NumPy's number of the type bfloat16, once an array of it was seen: another package brings it (see _problem.py).
@@ -551,18 +554,58 @@ def is_small(batches, heads, q_len, kv_len, dim, value_dim):
     return few_products(batches, heads, q_len, kv_len, dim + value_dim)
 
 
+cdef struct quantise_call:
+    sdpa_array source, out, scales
+    int64_t heads, rows, dim, group
+    int64_t parts, part_rows  # of a head
+    int64_t unit_batches, unit_heads  # more than one where a unit is all
+    bint finite
+
+
+cdef int64_t QUANTISE_AT_ONCE = 1 << 18  # numbers
+
+
+cdef void quantise_part(const void *of, int64_t unit, char *scratch) noexcept nogil:
+    cdef quantise_call *call = <quantise_call *>of
+    cdef int64_t row = unit % call.parts * call.part_rows, rows = min(call.part_rows, call.rows - row)
+    cdef int64_t batch = unit // call.parts // call.heads, head = unit // call.parts % call.heads
+    cdef sdpa_array source = place(&call.source, batch, head, row)
+    cdef sdpa_array out = place(&call.out, batch, head, row), scales = place(&call.scales, batch, head, row)
+    if call.finite:
+        call.finite = sdpa_quantise_rows(
+            &source, call.unit_batches, call.unit_heads, rows, call.dim, call.group, &out, &scales)
+
+
+cdef sdpa_array place(const sdpa_array *array, int64_t batch, int64_t head, int64_t row) noexcept nogil:
+    """The same from there on."""
+    cdef sdpa_array a = array[0]
+    a.data += batch * a.batch + head * a.head + row * a.row
+    return a
+
+
 def quantise(
     cnp.ndarray source not None, cnp.ndarray out not None, cnp.ndarray scales not None, int64_t group
 ):
     """A 4-D array of floats as int8, with a float32 scale for each `group` of neighbours in a row, into `out` and
     `scales` (see csrc/quantise.c).  False, and these are unfinished, where it met NaN or inf."""
-    cdef sdpa_array from_source = array_of(source), to_out = array_of(out), to_scales = array_of(scales)
-    cdef int64_t batches = cnp.PyArray_DIM(source, 0), heads = cnp.PyArray_DIM(source, 1)
-    cdef int64_t rows = cnp.PyArray_DIM(source, 2), dim = cnp.PyArray_DIM(source, 3)
-    cdef bint finite
+    cdef crew c
+    cdef quantise_call call
+    cdef int64_t units, batches = cnp.PyArray_DIM(source, 0)
+    call.source, call.out, call.scales = array_of(source), array_of(out), array_of(scales)
+    call.heads, call.rows, call.dim = (
+        cnp.PyArray_DIM(source, 1), cnp.PyArray_DIM(source, 2), cnp.PyArray_DIM(source, 3))
+    call.group, call.finite = group, True
+    call.part_rows = max(1, QUANTISE_AT_ONCE // max(1, call.dim))
+    call.parts = (call.rows + call.part_rows - 1) // call.part_rows
+    call.unit_batches = call.unit_heads = 1
+    units = batches * call.heads * call.parts
+    if call.rows and batches * call.heads <= call.part_rows // call.rows:
+        call.unit_batches, call.unit_heads, units = batches, call.heads, 1
+    hire(&c, 1, 0, 0)
     with nogil:
-        finite = sdpa_quantise_rows(&from_source, batches, heads, rows, dim, group, &to_out, &to_scales)
-    return finite
+        share(&c, quantise_part, &call, units, EQUALLY, 1, 8 * QUANTISE_AT_ONCE)
+    dismiss(&c)
+    return call.finite
 
 
 def attend_plain(

@@ -15,8 +15,27 @@ cdef const sdpa_kernel *linear_kernel(Kernel kernel, int dtype) noexcept:
     return kernel.isa.kernel[purpose][0]
 
 
-cdef int64_t panels_of(const sdpa_kernel *kernel, int64_t outs) noexcept:
+cdef int64_t panels_of(const sdpa_kernel *kernel, int64_t outs) noexcept nogil:
     return (outs + kernel.rows - 1) // kernel.rows
+
+
+cdef int64_t panel_bytes(const sdpa_kernel *kernel, int64_t ins) noexcept nogil:
+    return kernel.rows * ((ins + kernel.step - 1) // kernel.step) * kernel.real_bytes
+
+
+cdef struct pack_call:
+    sdpa_array weight
+    const sdpa_kernel *kernel
+    int64_t outs, ins
+    char *to
+
+
+cdef void pack_panel(const void *of, int64_t panel, char *scratch) noexcept nogil:
+    cdef const pack_call *call = <const pack_call *>of
+    cdef int64_t first = panel * call.kernel.rows
+    cdef sdpa_array weight = place(&call.weight, 0, 0, first)
+    call.kernel.pack_weights(&weight, min(<int64_t>call.kernel.rows, call.outs - first), call.ins,
+                             call.to + panel * panel_bytes(call.kernel, call.ins))
 
 
 def pack_weights(Kernel kernel not None, cnp.ndarray weight not None, bias):
@@ -25,11 +44,14 @@ def pack_weights(Kernel kernel not None, cnp.ndarray weight not None, bias):
     cdef sdpa_array array = array_of(weight)
     cdef const sdpa_kernel *table = linear_kernel(kernel, array.dtype)
     cdef int64_t outs = cnp.PyArray_DIM(weight, 0), ins = cnp.PyArray_DIM(weight, 1)
-    cdef int64_t size = panels_of(table, outs) * table.rows * ((ins + table.step - 1) // table.step) * table.real_bytes
-    cdef cnp.ndarray packed = aligned_bytes(size)
-    cdef void *to = cnp.PyArray_DATA(packed)
+    cdef cnp.ndarray packed = aligned_bytes(panels_of(table, outs) * panel_bytes(table, ins))
+    cdef crew c
+    cdef pack_call call
+    call.weight, call.kernel, call.outs, call.ins, call.to = array, table, outs, ins, cnp.PyArray_BYTES(packed)
+    hire(&c, 1, 0, 0)
     with nogil:
-        table.pack_weights(&array, outs, ins, to)
+        share(&c, pack_panel, &call, panels_of(table, outs), EQUALLY, 1, 16 * table.rows * ins)
+    dismiss(&c)
     if bias is None:
         return packed, None
     filled = np.zeros(panels_of(table, outs) * table.rows, np.float64 if table.real_bytes == 8 else np.float32)
@@ -44,42 +66,38 @@ cdef cnp.ndarray aligned_bytes(int64_t size):
     return room[begin : begin + size]
 
 
+cdef struct linear_call:
+    sdpa_linear sizes
+    const sdpa_kernel *kernel
+    int64_t panels
+
+
 def linear(
     Kernel kernel not None, cnp.ndarray x not None, cnp.ndarray packed not None, cnp.ndarray bias,
     cnp.ndarray out not None, int threads,
 ):
     """`out` (rows, outs) = x (rows, ins) W^T + bias, with any strides.  W is packed for the dtype of `out`, which is
     that of x or a wider one.  `bias` is what pack_weights gave."""
-    cdef sdpa_linear l
+    cdef crew c
+    cdef linear_call call
+    cdef sdpa_linear *sizes = &call.sizes
     cdef const sdpa_kernel *table = linear_kernel(kernel, code_of(cnp.PyArray_TYPE(out)))
-    cdef int64_t panels = panels_of(table, cnp.PyArray_DIM(out, 1)), blocks, unit
-    cdef size_t bytes_each
-    cdef char *scratch
-    cdef int thread
-    l.x, l.out = array_of(x), array_of(out)
-    l.rows, l.ins, l.outs = cnp.PyArray_DIM(x, 0), cnp.PyArray_DIM(x, 1), cnp.PyArray_DIM(out, 1)
-    l.weights = cnp.PyArray_DATA(packed)
-    l.bias = NULL if bias is None else cnp.PyArray_DATA(bias)
-    if <double>l.ins * l.outs * (l.rows + LINEAR_READING) < LINEAR_SMALL:
+    cdef int64_t units
+    call.kernel, call.panels = table, panels_of(table, cnp.PyArray_DIM(out, 1))
+    sizes.x, sizes.out = array_of(x), array_of(out)
+    sizes.rows, sizes.ins, sizes.outs = cnp.PyArray_DIM(x, 0), cnp.PyArray_DIM(x, 1), cnp.PyArray_DIM(out, 1)
+    sizes.weights = cnp.PyArray_DATA(packed)
+    sizes.bias = NULL if bias is None else cnp.PyArray_DATA(bias)
+    if <double>sizes.ins * sizes.outs * (sizes.rows + LINEAR_READING) < LINEAR_SMALL:
         threads = 1
-    blocks = cut_rows(&l, table.linear_tile)
+    units = cut_rows(sizes, table.linear_tile) * call.panels
     # A cache line that says what is copied; the sums of a block; its rows converted.
-    bytes_each = 64 + <size_t>l.block_rows * (table.rows + (l.ins + 63) // 64 * 64) * table.real_bytes
-    scratch = <char *>PyMem_RawMalloc(threads * bytes_each + 64)
-    if scratch == NULL:
-        raise MemoryError(f"{threads * bytes_each} bytes of scratch for {threads} threads")
-    for thread in range(threads):
-        (<int64_t *>(aligned(scratch) + thread * bytes_each))[0] = -1
+    hire(&c, threads, 64 + <size_t>sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64) * table.real_bytes, 0)
     with nogil:
-        if threads == 1:
-            for unit in range(blocks * panels):
-                run_linear(&l, table, unit, panels, aligned(scratch))
-        else:
-            # Guided: neighbours go to one thread, which finds the rows in its cache.  Two that write neighbouring
-            # panels take cache lines from each other.
-            for unit in prange(blocks * panels, schedule="guided", num_threads=threads):
-                run_linear(&l, table, unit, panels, aligned(scratch) + threadid() * bytes_each)
-    PyMem_RawFree(scratch)
+        # Neighbours go to one thread, which finds the rows in its cache.  Two that write neighbouring panels take cache
+        # lines from each other.
+        share(&c, run_linear, &call, units, NEIGHBOURS, 1, sizes.block_rows * table.rows * sizes.ins)
+    dismiss(&c)
 
 
 cdef int64_t cut_rows(sdpa_linear *l, int64_t tile) noexcept:
@@ -90,13 +108,9 @@ cdef int64_t cut_rows(sdpa_linear *l, int64_t tile) noexcept:
     return blocks
 
 
-cdef char *aligned(char *memory) noexcept nogil:
-    return memory + (-<int64_t><uintptr_t>memory & 63)
-
-
-cdef void run_linear(
-    const sdpa_linear *l, const sdpa_kernel *kernel, int64_t unit, int64_t panels, char *scratch
-) noexcept nogil:
-    cdef int64_t row = unit // panels * l.block_rows
-    cdef int rows = <int>min(<int64_t>l.block_rows, l.rows - row)
-    kernel.linear(l, row, rows, unit % panels, scratch + 64, <int64_t *>scratch)
+cdef void run_linear(const void *of, int64_t unit, char *scratch) noexcept nogil:
+    cdef const linear_call *call = <const linear_call *>of
+    cdef const sdpa_linear *sizes = &call.sizes
+    cdef int64_t row = unit // call.panels * sizes.block_rows
+    cdef int rows = <int>min(<int64_t>sizes.block_rows, sizes.rows - row)
+    call.kernel.linear(sizes, row, rows, unit % call.panels, scratch + 64, <int64_t *>scratch)

@@ -6,7 +6,9 @@ import os
 import threading
 from pathlib import Path
 
-MOST = max(64, 4 * (os.cpu_count() or 1))  # OpenMP ends the process where threads cannot be created
+from . import _core
+
+MOST = max(64, 4 * (os.cpu_count() or 1))  # more than that would only wait for each other
 
 _orphan = None  # the thread that a forked child began with
 
@@ -40,7 +42,9 @@ def _wanted(threads):
 
 def usable_cpus():
     """CPUs that affinity and the CPU quota of the control group leave to this process."""
-    if hasattr(os, "sched_getaffinity"):
+    if _PINNED:
+        allowed = _PINNED
+    elif hasattr(os, "sched_getaffinity"):
         allowed = len(os.sched_getaffinity(0))
     else:
         allowed = os.cpu_count() or 1
@@ -83,8 +87,12 @@ def _quota_of(folder):
 def _after_fork_in_child():
     global _orphan
     _orphan = threading.get_ident()
+    _core.know_threads(_orphan)
 
 
+# OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY have OpenMP pin threads, this one among them: its affinity is one CPU
+# then, and the CPUs count that OpenMP found before.
+_PINNED = _core.know_threads(threading.main_thread().ident or 0)
 _QUOTA = cpu_quota()  # read once: it seldom changes, and reading takes longer than a small call
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)

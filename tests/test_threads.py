@@ -72,6 +72,26 @@ for n in range(1, len(cpus) + 1):
     assert set(run_python(code).split()) == {"True"}
 
 
+PINNING = [
+    dict(OMP_PROC_BIND="true"), dict(OMP_PROC_BIND="close"), dict(OMP_PROC_BIND="spread"), dict(OMP_PLACES="cores"),
+    dict(GOMP_CPU_AFFINITY="CPUS"),
+]  # fmt: skip
+
+
+@needs_openmp
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no affinity")
+@pytest.mark.parametrize("environment", PINNING, ids=str)
+def test_pinned_threads(environment):
+    """OpenMP pins the thread that imports this library to one CPU; the process still has all that it had."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) == 1 or _threads.cpu_quota() < len(cpus):
+        pytest.skip("there is one CPU, or a CPU quota binds tighter than affinity here")
+    environment = {name: value.replace("CPUS", " ".join(map(str, cpus))) for name, value in environment.items()}
+    code = COUNT + "print(sdpa._threads.count(), sdpa.build_info()['usable_cpus'], 1 + started(2000))"
+    expected = f"{len(cpus)} {len(cpus)} {len(cpus)}"
+    assert run_python(code, **environment) == expected
+
+
 def files(folder, **contents):
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
@@ -259,6 +279,45 @@ def test_small_calls_start_no_threads():
 @needs_openmp
 def test_one_thread_starts_none():
     assert run_python(COUNT + "print(started(1000))", SDPA_NUM_THREADS="1") == "0"
+
+
+@needs_proc
+@needs_openmp
+@pytest.mark.parametrize("room", [0, 1, 3])
+def test_a_limit_of_processes(room):
+    """OpenMP would end the process where it cannot start a thread.  With room for fewer, fewer compute; with no limit
+    any more, all."""
+    code = (
+        COUNT
+        + f"""
+import resource
+user = 54321  # root knows no limit
+if os.getuid() == 0:
+    try:
+        os.setuid(user)
+    except OSError:
+        print("no other user")
+        raise SystemExit
+mine = [entry for entry in os.scandir("/proc") if entry.name.isdecimal() and entry.stat().st_uid == os.getuid()]
+now = sum(len(os.listdir(entry.path + "/task")) for entry in mine)
+_, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+resource.setrlimit(resource.RLIMIT_NPROC, (now + {room}, hard))
+limited = [started(2000, threads=8) for _ in range(5)]
+resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+print(*limited, started(2000, threads=8))
+"""
+    )
+    printed = run_python(code)
+    if printed == "no other user":
+        pytest.skip("root may not become another user here")
+    assert printed == f"{room} 0 0 0 0 {7 - room}"
+
+
+@needs_proc
+@needs_openmp
+def test_a_larger_team_each_time():
+    code = COUNT + "print(*[started(2000, threads=n) for n in (2, 4, 3, 3, 8, 1, 8)])"
+    assert run_python(code) == "1 2 -1 0 5 0 0"
 
 
 @needs_proc

@@ -1,0 +1,125 @@
+# Units of work shared among threads, with scratch for each of these, and stopped by signals.  Part of _core.pyx.
+#
+# Every loop over units goes through here:    hire(&crew, ...)    with nogil: share(&crew, ...)    return dismiss(&crew)
+#
+# Python runs handlers of signals in its main thread alone.  Where that has called, it lets them run every 50 ms; where
+# one raises (KeyboardInterrupt), all threads leave off between two units, or two blocks of one, and `dismiss` passes
+# the exception on.
+from cpython.time cimport monotonic_ns
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals()  # without `except`: what it raises stays set until `dismiss`
+    unsigned long PyThread_get_thread_ident()
+
+
+ctypedef void (*unit_work)(const void *call, int64_t unit, char *scratch) noexcept nogil
+
+cdef struct crew:
+    # Who shares the units of a call.
+    int threads
+    char *memory
+    char *scratch  # of the first thread, on a cache line; those of the others follow
+    char *beside  # what all share
+    size_t bytes_each
+    sdpa_watch watch
+
+
+cdef enum sharing:
+    EQUALLY  # each thread a stretch of units, the same in the next call
+    BY_CHUNKS  # whoever comes first
+    NEIGHBOURS  # the same, with long stretches first
+
+
+# The scratch of a thread begins with what it says of copies in it; with all bits set that is: nothing was copied.
+cdef size_t HEAD = SDPA_COPIES * sizeof(sdpa_copied)
+
+# The clock is looked at (25 ns) after so many multiply-adds, which take 30 µs on a fast thread and 1 ms in plain C; and
+# signals are looked for after so many ns.  For that the GIL is taken: where others keep one waiting (5 ms, if they run
+# Python), signals are looked for less often.
+cdef int64_t LOOK_AT_CLOCK = 1 << 22, LOOK_FOR_SIGNALS = 50_000_000, SELDOM = 3, NEVER = 1 << 62
+
+cdef unsigned long main_thread = 0
+
+
+def know_threads(unsigned long main):
+    """`main` is Python's main thread: signals are handled there.  Returns the CPUs among which OpenMP pins threads,
+    0 where it does not."""
+    global main_thread
+    main_thread = main
+    return sdpa_pinned_cpus()
+
+
+cdef int hire(crew *c, int threads, size_t bytes_each, size_t beside) except -1:
+    """Up to `threads` threads, each with so much scratch; and memory beside that."""
+    cdef int thread
+    cdef size_t needed
+    c.threads = sdpa_possible_threads(threads) if threads > 1 else 1
+    c.bytes_each = (max(bytes_each, HEAD) + 63) // 64 * 64
+    needed = c.threads * c.bytes_each + beside
+    c.memory = <char *>PyMem_RawMalloc(needed + 64)
+    if c.memory == NULL:
+        raise MemoryError(f"{needed} bytes of scratch for {c.threads} threads")
+    c.scratch = c.memory + (-<int64_t><uintptr_t>c.memory & 63)
+    c.beside = c.scratch + c.threads * c.bytes_each
+    for thread in range(c.threads):
+        memset(c.scratch + thread * c.bytes_each, 0xFF, HEAD)
+    c.watch.stop, c.watch.left, c.watch.next = 0, LOOK_AT_CLOCK, 0
+    return 0
+
+
+cdef int dismiss(crew *c) except -1:
+    PyMem_RawFree(c.memory)
+    return -1 if c.watch.stop else 0
+
+
+cdef void share(
+    crew *c, unit_work work, const void *call, int64_t units, sharing how, int chunk, int64_t products
+) noexcept nogil:
+    """work(call, unit, scratch) for all units.  `products`: multiply-adds of one, but for those that it tells the watch
+    of; roughly."""
+    cdef int64_t unit
+    if c.threads == 1:
+        for unit in range(units):
+            do_unit(c, work, call, unit, 0, products)
+    elif how == EQUALLY:
+        for unit in prange(units, schedule="static", num_threads=c.threads):
+            do_unit(c, work, call, unit, threadid(), products)
+    elif how == BY_CHUNKS:
+        for unit in prange(units, schedule="dynamic", chunksize=chunk, num_threads=c.threads):
+            do_unit(c, work, call, unit, threadid(), products)
+    else:
+        for unit in prange(units, schedule="guided", num_threads=c.threads):
+            do_unit(c, work, call, unit, threadid(), products)
+
+
+cdef inline void do_unit(
+    crew *c, unit_work work, const void *call, int64_t unit, int thread, int64_t products
+) noexcept nogil:
+    if not stopped(&c.watch, products):
+        work(call, unit, c.scratch + thread * c.bytes_each)
+
+
+cdef inline bint stopped(sdpa_watch *watch, int64_t products) noexcept nogil:
+    """Whether to leave off; before so many multiply-adds."""
+    if threadid() == 0:
+        watch.left -= products
+        if watch.left < 0:
+            look_up(watch)
+    return watch.stop
+
+
+cdef void look_up(sdpa_watch *watch) noexcept nogil:
+    cdef int64_t now = monotonic_ns(), wait = LOOK_FOR_SIGNALS
+    watch.left = LOOK_AT_CLOCK
+    if watch.next and now < watch.next:
+        return
+    if watch.next:
+        handle_signals(watch)
+        wait = max(wait, min(SELDOM * wait, 32 * (monotonic_ns() - now)))
+    watch.next = now + wait
+
+
+cdef void handle_signals(sdpa_watch *watch) noexcept with gil:
+    watch.stop = PyErr_CheckSignals() != 0
+    if watch.stop or PyThread_get_thread_ident() != main_thread:
+        watch.left = NEVER
