@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this s
 # Rows that are all the same memory make problems of any size.  Each call but those of `partly` would take a minute or
 # more, on any machine; where it is not stopped, the watchdog ends the child.
 START = """
-import faulthandler, os, signal, sys, threading, tracemalloc
+import faulthandler, gc, signal, threading, time, tracemalloc
 import numpy as np, numpy.ma, sdpa
 from sdpa import _core
 from sdpa._linear import Linear
@@ -33,6 +33,7 @@ def stopped(call):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
+    gc.collect()
     return tracemalloc.get_traced_memory()[0] - before < 50_000
 
 def works():
@@ -100,9 +101,41 @@ assert not packed
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_call_is_stopped(call):
-    assert run_python(START + f"print(stopped(lambda: {call}), works())") == "True True"
+def test_a_call_is_stopped():
+    code = "".join(f"print({name!r}, stopped(lambda: {call}), works())\n" for name, call in CALLS.items())
+    assert run_python(START + code, timeout=300).splitlines() == [f"{name} True True" for name in CALLS]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_handler_may_call(threads):
+    """On the caller's thread, in the midst of the call; where it does not raise, that goes on."""
+    code = """
+x = np.random.default_rng(1).standard_normal((1, 8, 4096, 64)).astype(np.float32)
+expected, handled = sdpa.attention(x, x, x, threads=THREADS), []
+signal.signal(signal.SIGALRM, lambda *_: handled.append(works()))
+signal.setitimer(signal.ITIMER_REAL, 0.001)
+out = sdpa.attention(x, x, x, threads=THREADS)
+print(handled, (out == expected).all())
+"""
+    assert run_python(START + code.replace("THREADS", str(threads))) == "[True] True"
+
+
+def test_a_call_of_another_thread_goes_on():
+    """Handlers run in Python's main thread alone, as ever."""
+    code = """
+x = np.random.default_rng(1).standard_normal((1, 8, 3072, 64)).astype(np.float32)
+expected, outs = sdpa.attention(x, x, x), []
+thread = threading.Thread(target=lambda: outs.append(sdpa.attention(x, x, x, threads=1)))
+thread.start()
+try:
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    time.sleep(60)
+except KeyboardInterrupt:
+    while not outs:
+        time.sleep(0.01)
+print((outs[0] == expected).all())
+"""
+    assert run_python(START + code) == "True"
 
 
 @pytest.mark.parametrize("code", [*CACHES.values(), *PARTLY.values()], ids=[*CACHES, *PARTLY])
