@@ -24,15 +24,15 @@ def save(cache, path):
     lengths, floors = cache.state()
     rows = min(len(cache), cache.bound())
     header = FORMAT | {name: getattr(cache, name) for name in SIZES} | {
-        "dtype": cache.dtype.name, "rows": rows, "ring": None if cache.window is None else cache._ring,
+        "dtype": cache.dtype.name, "rows": rows, "ring": None if cache.window is None else cache._now.ring,
         "lengths": lengths.tolist(), "floors": floors.tolist(),
     }  # fmt: skip
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     temporary.mkdir()
     try:
-        for name, array in zip(ARRAYS, cache._memory.arrays):
+        for name, array in zip(ARRAYS, cache._now.arrays):
             array = array[:, :, :rows]
-            if cache._length < 0:  # in place of what happens to be in memory
+            if cache._now.length < 0:  # in place of what happens to be in memory
                 array = without_padding(array, np.minimum(lengths, rows))
             np.save(temporary / f"{name}.npy", _plain_bits(array), allow_pickle=False)
         (temporary / "cache.json").write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
@@ -50,32 +50,33 @@ def load(kind, path, mmap):
             *(header[name] for name in SIZES[:3]), dtype=header["dtype"],
             **{name: header[name] for name in SIZES[3:]},
         )  # fmt: skip
-        _take_state(cache, header)
+        numbers = _numbers(cache, header)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise ValueError(f"{path}: cache.json is damaged: {error}") from error
     arrays = [
         _read_array(path / f"{name}.npy", like, header["rows"], mmap)
-        for name, like in zip(ARRAYS, cache._memory.arrays)
+        for name, like in zip(ARRAYS, cache._now.arrays)
     ]
-    cache.set_memory(Memory(arrays, cache, frozen=bool(mmap)))
+    cache.commit(cache.state_of(Memory(arrays, cache, frozen=bool(mmap)), *numbers))
     return cache
 
 
-def _take_state(cache, header):
-    """Lengths and floors of a saved cache, if they can be."""
+def _numbers(cache, header):
+    """Lengths, floors, ring, extra and idle of a saved cache, if they can be."""
     lengths, floors = (_whole_numbers(name, header[name], (cache.batch,)) for name in ("lengths", "floors"))
     rows = whole_number("rows", header["rows"], least=0)
+    ring, extra = UNBOUNDED, 1
     if cache.window is not None:
-        cache._ring = whole_number("ring", header["ring"], least=cache.window)
-        cache._extra = cache._ring - cache.window + 1
+        ring = whole_number("ring", header["ring"], least=cache.window)
+        extra = ring - cache.window + 1
     most = UNBOUNDED if cache.capacity is None else cache.capacity
     fits = [
-        (lengths >= 0).all() and lengths.max() <= most and rows == min(lengths.max(), cache.bound()),
-        (floors >= np.maximum(lengths - cache._ring, 0)).all() and (cache.window is not None or not floors.any()),
+        (lengths >= 0).all() and lengths.max() <= most and rows == min(lengths.max(), cache.bound(ring)),
+        (floors >= np.maximum(lengths - ring, 0)).all() and (cache.window is not None or not floors.any()),
     ]
     if not all(fits):
         raise ValueError(f"lengths {header['lengths']}, floors {header['floors']} and {rows} rows do not fit")
-    cache.set_lengths(lengths, floors)
+    return lengths, floors, ring, extra, 0
 
 
 def _plain_bits(array):
