@@ -278,8 +278,10 @@ class KVCache(Store):
     def save(self, path):
         """Write the cache to a folder: .npy files that can be mapped into memory, and cache.json.
 
-        An older cache in that folder is replaced, all at once; anything else there is an error.  bfloat16 is written
-        as uint16.
+        An older cache in that folder is replaced, all at once: whoever loads meanwhile gets one or the other, whole,
+        and of several saves at a time one wins.  A save that is killed leaves the older cache, and files beside it with
+        a hidden name, which the next save removes.  Anything else at that place is an error.  bfloat16 is written as
+        uint16.
 
         >>> import numpy as np, sdpa, tempfile
         >>> cache = sdpa.KVCache(1, 1, 4)
@@ -294,7 +296,8 @@ class KVCache(Store):
 
     @classmethod
     def load(cls, path, mmap=False):
-        """The cache that was saved to the folder `path`.
+        """The cache that was saved to the folder `path`.  ValueError, with the file and the reason, where a file is not
+        as `save` writes it; no more memory is taken than the files have.
 
         mmap : map the files into memory instead of reading them: pages are read as they are needed, and shared by all
             processes that do so.  The first append copies them.  The files must stay as they are until then.
