@@ -5,7 +5,7 @@ import numpy as np
 from . import _core, _kernels, _threads
 from ._cache_attend import attend_rows, attend_window
 from ._cache_files import load, save
-from ._cache_store import UNBOUNDED, Memory, Store, whole_number, without_padding
+from ._cache_store import Store, attributes, whole_number, without_padding
 from ._forward import attention
 from ._problem import FLOATS, _float_array, _whole_numbers, is_float
 
@@ -56,25 +56,20 @@ class KVCache(Store):
         self, batch, kv_heads, head_dim, *, value_dim=None, dtype=np.float32, capacity=None, window=None, keep=0,
         group=32,
     ):  # fmt: skip
-        self.batch = whole_number("batch", batch)
-        self.kv_heads = whole_number("kv_heads", kv_heads)
-        self.head_dim = whole_number("head_dim", head_dim)
-        self.value_dim = self.head_dim if value_dim is None else whole_number("value_dim", value_dim)
-        self.dtype = _cache_dtype(dtype)
-        self.capacity = None if capacity is None else whole_number("capacity", capacity, least=0)
-        self.window = None if window is None else whole_number("window", window)
-        self.keep = whole_number("keep", keep, least=0)
-        self.group = whole_number("group", group, least=32)
-        if self.group & (self.group - 1):
+        batch, kv_heads = whole_number("batch", batch), whole_number("kv_heads", kv_heads)
+        head_dim = whole_number("head_dim", head_dim)
+        value_dim = head_dim if value_dim is None else whole_number("value_dim", value_dim)
+        dtype = _cache_dtype(dtype)
+        capacity = None if capacity is None else whole_number("capacity", capacity, least=0)
+        window = None if window is None else whole_number("window", window)
+        keep = whole_number("keep", keep, least=0)
+        group = whole_number("group", group, least=32)
+        if group & (group - 1):
             raise ValueError(f"group is {group}: it must be a power of 2")
-        if self.keep and window is None:
+        if keep and window is None:
             raise ValueError(f"keep is {keep} and window None: without a window every token is kept, keep must be 0")
-        self._ring = UNBOUNDED if window is None else self.window
-        self._extra = 1  # the ring is for queries of chunks of so many tokens
-        self._idle = 0  # tokens appended since that was last needed
-        self._aligned = None  # of the last append, if lengths were given: number of rows, position of the first
-        self.set_lengths(np.zeros(self.batch, np.int64), np.zeros(self.batch, np.int64))
-        self.set_memory(Memory(self._new_arrays(0), self))
+        super().__init__(batch, kv_heads, head_dim, value_dim, dtype, capacity, window, keep, group)
+        self.begin_empty()
 
     # ------------------------------------------------------------------------------------------------ what users call
 
@@ -84,7 +79,7 @@ class KVCache(Store):
         lengths : (B), int.  Of batch b only the first lengths[b] tokens count; what the others hold is not looked at.
 
         Any float dtype is taken and rounded to that of the cache, ties to even; numbers too large for it become
-        infinite.  With int8, NaN and inf are an error.  An error leaves the cache as it was.
+        infinite.  With int8, NaN and inf are an error.  An error, or an interrupt, leaves the cache as it was.
 
         >>> import numpy as np, sdpa
         >>> cache = sdpa.KVCache(2, 1, 4)
@@ -92,8 +87,7 @@ class KVCache(Store):
         >>> cache.lengths
         array([3, 1])
         """
-        arrays = type(key) is type(value) is np.ndarray
-        if arrays and lengths is None and self._writable and self.append_few(key, value):
+        if lengths is None and self.append_few(key, value):
             return
         key, value = self._new_rows("key", key, self.head_dim), self._new_rows("value", value, self.value_dim)
         count = key.shape[2]
@@ -109,9 +103,7 @@ class KVCache(Store):
         ragged = not (added == count).all()
         if ragged:
             key, value = without_padding(key, added), without_padding(value, added)
-        if added.any():
-            self.write(key, value, before, floors, added)
-        self._aligned = (count, before) if ragged else None
+        self.write(key, value, before, floors, added, (count, before) if ragged else None)
 
     def attend(
         self, query, *, mask=None, bias=None, causal=True, window=None, q_offset=None, scale=None, softcap=None,
@@ -135,19 +127,20 @@ class KVCache(Store):
         >>> cache.attend(np.ones((1, 1, 1, 2)))[0, 0]       # sees the tokens 0, 3 and 4
         array([[2.33333333, 2.33333333]])
         """
+        now = self._now
         plain = (
             mask is None and bias is None and window is None and q_offset is None and scale is None
             and softcap is None and sinks is None and alibi_slopes is None and out is None and threads is None
-            and return_lse is False and (causal is True or causal is False) and self._aligned is None
+            and return_lse is False and (causal is True or causal is False) and now.aligned is None
         )  # fmt: skip
         rows = 0
         if plain and type(query) is np.ndarray and len(query.shape) == 4:
             count = query.shape[2]
-            rows = self._length if self.window is None else self.seen_whole(count)
+            rows = now.length if self.window is None else self.seen_whole(count)
         if rows > 0:
-            key, value = self._keys[:, :, :rows], self._values[:, :, :rows]
+            key, value = now.keys[:, :, :rows], now.values[:, :, :rows]
             bounded = causal and count > 1  # a single token sees all of them
-            scales = [array[:, :, :rows] for array in self._memory.arrays[2:]]  # of int8
+            scales = [array[:, :, :rows] for array in now.arrays[2:]]  # of int8
             result = _core.attend_plain(
                 _kernels.default, query, key, value, bounded, _threads.count, *scales, group=self.group
             )
@@ -158,8 +151,8 @@ class KVCache(Store):
         query = self._checked_query(query)
         if q_offset is not None:
             q_offset = _whole_numbers("q_offset", q_offset, (self.batch,))
-        elif self._aligned is not None and self._aligned[0] == query.shape[-2]:
-            q_offset = self._aligned[1]
+        elif now.aligned is not None and now.aligned[0] == query.shape[-2]:
+            q_offset = now.aligned[1]
         if q_offset is None and window is None and query.shape[-2] == 1 and causal is True:
             causal = False  # the last token sees all of them
         options = dict(
@@ -168,7 +161,7 @@ class KVCache(Store):
         )  # fmt: skip
         if self.window is not None:
             return attend_window(self, query, q_offset, options)
-        return attend_rows(self, query, len(self), None if self._length >= 0 else self._lengths, q_offset, options)
+        return attend_rows(self, query, len(self), now.lengths, q_offset, options)
 
     def truncate(self, n):
         """Forget all but the first n tokens (an int, or one for each batch): what was guessed and turned out wrong.
@@ -195,8 +188,8 @@ class KVCache(Store):
                     f"n is {_said(n)}: the next token would see some that the window of {self.window} has dropped; "
                     f"it must be {least} or more"
                 )
-        self.set_lengths(numbers, floors)
-        self._aligned = None
+        now = self._now
+        self.commit(_core.CacheState(now.memory, numbers, floors, now.ring, now.extra, now.idle, now.writable, None))
 
     def fork(self):
         """A cache with the same tokens, which goes its own way from here.
@@ -210,11 +203,12 @@ class KVCache(Store):
         >>> np.shares_memory(answers[0].keys, answers[1].keys)
         True
         """
-        twin = object.__new__(KVCache)
-        for name in Store.__slots__[1:]:
-            setattr(twin, name, getattr(self, name))
-        self._memory.add_owner(twin)
-        self._writable = twin._writable = 0
+        twin = type(self).__new__(type(self))
+        for name, attribute in attributes(self):
+            setattr(twin, name, attribute)
+        self.commit(self._now.shared())
+        twin.begin_as(self)
+        self._now.memory.add_owner(twin)
         return twin
 
     def __copy__(self):
@@ -234,22 +228,22 @@ class KVCache(Store):
         This is a view.  Appending does not change what it shows, unless `truncate` or the window gave up its place.
         With a window it may be a copy.  With int8 these are whole numbers: see `key_scales`.
         """
-        return self.readable(self._memory.arrays[0])
+        return self.readable(self._now.arrays[0])
 
     @property
     def values(self):
         """Values (B, G, N, E), as `keys`."""
-        return self.readable(self._memory.arrays[1])
+        return self.readable(self._now.arrays[1])
 
     @property
     def key_scales(self):
         """With int8, (B, G, N, groups) float32: key d is keys[..., d] * key_scales[..., d // group]; else None."""
-        return self.readable(self._memory.arrays[2]) if self.dtype == np.int8 else None
+        return self.readable(self._now.arrays[2]) if self.dtype == np.int8 else None
 
     @property
     def value_scales(self):
         """As `key_scales`."""
-        return self.readable(self._memory.arrays[3]) if self.dtype == np.int8 else None
+        return self.readable(self._now.arrays[3]) if self.dtype == np.int8 else None
 
     @property
     def lengths(self):
@@ -261,10 +255,10 @@ class KVCache(Store):
     @property
     def nbytes(self):
         """Bytes of the arrays, with the room in them; what forks share counts for each."""
-        return sum(array.nbytes for array in self._memory.arrays)
+        return sum(array.nbytes for array in self._now.arrays)
 
     def __len__(self):
-        return self._length if self._length >= 0 else int(self._lengths.max())
+        return self._now.length if self._now.length >= 0 else int(self._now.lengths.max())
 
     def __bool__(self):
         return True  # "if cache" asks whether there is one
@@ -272,20 +266,22 @@ class KVCache(Store):
     def __repr__(self):
         size = str(self.head_dim) if self.value_dim == self.head_dim else f"{self.head_dim} and {self.value_dim}"
         parts = [f"({self.batch}, {self.kv_heads}, {len(self)}, {size}) {self.dtype.name}"]
-        if self._length < 0:
+        if self._now.length < 0:
             parts.append(f"lengths {_said(self.state()[0])}")
         if self.window is not None:
             parts.append(f"window {self.window}" + (f" and the first {self.keep}" if self.keep else ""))
         if self.capacity is not None:
             parts.append(f"capacity {self.capacity}")
-        parts += [f"room for {self._memory.rows}", f"{self.nbytes:,} bytes"]
+        parts += [f"room for {self._now.memory.rows}", f"{self.nbytes:,} bytes"]
         return f"<sdpa.KVCache {', '.join(parts)}>"
 
     def save(self, path):
         """Write the cache to a folder: .npy files that can be mapped into memory, and cache.json.
 
-        An older cache in that folder is replaced, all at once; anything else there is an error.  bfloat16 is written
-        as uint16.
+        An older cache in that folder is replaced, all at once: whoever loads meanwhile gets one or the other, whole,
+        and of several saves at a time one wins.  A save that is killed leaves the older cache, and files beside it with
+        a hidden name, which the next save removes.  Anything else at that place is an error.  bfloat16 is written as
+        uint16.
 
         >>> import numpy as np, sdpa, tempfile
         >>> cache = sdpa.KVCache(1, 1, 4)
@@ -300,7 +296,8 @@ class KVCache(Store):
 
     @classmethod
     def load(cls, path, mmap=False):
-        """The cache that was saved to the folder `path`.
+        """The cache that was saved to the folder `path`.  ValueError, with the file and the reason, where a file is not
+        as `save` writes it; no more memory is taken than the files have.
 
         mmap : map the files into memory instead of reading them: pages are read as they are needed, and shared by all
             processes that do so.  The first append copies them.  The files must stay as they are until then.

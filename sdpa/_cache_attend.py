@@ -13,7 +13,7 @@ MASK_ELEMENTS = 2**22  # of a mask made here for some of the queries at a time
 def attend_rows(cache, query, rows, kv_lengths, q_offset, options):
     """Attention to the first `rows` rows of the arrays."""
     index = (0,) * (4 - query.ndim)
-    arrays = [array[:, :, :rows][index] for array in cache._memory.arrays]
+    arrays = [array[:, :, :rows][index] for array in cache._now.arrays]
     if kv_lengths is not None:
         options["kv_lengths"] = kv_lengths
     if len(arrays) == 4:
@@ -40,14 +40,14 @@ def attend_window(cache, query, q_offset, options):
     options["window"], options["causal"] = None, False
     if q_len == 1 and not positions_matter and (first == lengths - 1).all():
         level = (lengths <= keep + window) & (floors <= keep)
-        full = (lengths - floors == cache._ring) & (cache._ring == window)
+        full = (lengths - floors == cache._now.ring) & (cache._now.ring == window)
         if (level | full).all():  # the query sees all that is there
-            there = None if cache._length >= 0 else np.minimum(lengths, rows)
+            there = None if cache._now.length >= 0 else np.minimum(lengths, rows)
             return attend_rows(cache, query, rows, there, None, options)
     if straight and keep == 0:
         left = window - 1 if left is None else min(left, window - 1)
         options["window"] = left, 0 if right is None else min(right, 0)
-        return attend_rows(cache, query, rows, None if cache._length >= 0 else lengths, q_offset, options)
+        return attend_rows(cache, query, rows, None if cache._now.length >= 0 else lengths, q_offset, options)
     return attend_masked(cache, query, first, rows, left, right, options)
 
 
@@ -72,12 +72,12 @@ def attend_masked(cache, query, first, rows, left, right, options):
     shape = (*query.shape[:-1], cache.value_dim)
     inputs = {"query": query, "mask": mask, "bias": bias}
     if out is not None:
-        check_out(out, shape, query.dtype, inputs | dict(zip(ARRAYS, cache._memory.arrays)))
+        check_out(out, shape, query.dtype, inputs | dict(zip(ARRAYS, cache._now.arrays)))
     else:
         out = np.empty_like(query, shape=shape, subok=False)
     lse = np.empty(query.shape[:-1], sum_dtype(query.dtype))
     position = cache.positions(rows)[:, None, None, :]  # (B or 1, 1, 1, slots)
-    if cache._length >= 0 and (first == first[0]).all():
+    if cache._now.length >= 0 and (first == first[0]).all():
         first = first[:1]
     step = max(1, MASK_ELEMENTS // max(1, rows * cache.batch * (1 if slopes is None and bias is None else heads)))
     for begin in range(0, q_len, step):

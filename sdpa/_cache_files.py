@@ -1,19 +1,46 @@
-"""KVCaches in folders: one .npy file for each array, and cache.json with everything else."""
+"""KVCaches in folders: one .npy file for each array, and cache.json with everything else.
 
+A folder is written beside its place, under a hidden name, and then exchanged with what is there in one step of the
+operating system; nothing is changed in a folder that has a place.  A load opens the folder once and its files relative
+to that, so that all are of one save.  Whoever writes has a lock on the hidden folder, which ends with the process: what
+is not locked was left by one that was killed, and the next save removes it.
+"""
+
+import contextlib
+import errno
+import functools
 import json
 import os
+import re
 import secrets
 import shutil
+import stat
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from ._cache_store import UNBOUNDED, Memory, new_array, whole_number, without_padding
-from ._problem import _whole_numbers
+from ._problem import FLOATS, _whole_numbers
+
+try:
+    import fcntl
+except ImportError:  # Windows: no locks, so leftovers stay
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = {"format": "sdpa.KVCache", "version": 1}
 ARRAYS = ("keys", "values", "key_scales", "value_scales")
+FILES = ("cache.json", *(f"{name}.npy" for name in ARRAYS))
 SIZES = ("batch", "kv_heads", "head_dim", "value_dim", "capacity", "window", "keep", "group")
+LONGEST = 2**40  # tokens
+GAP_TRIES = 5  # so often a load looks for a folder whose name is changing
+# What numpy.save writes for four axes in C order: no other text needs to be understood.
+NPY = re.compile(
+    rb"\x93NUMPY\x01\0(..)\{'descr': '([<>|][a-z]\d)', 'fortran_order': False, "
+    rb"'shape': \((\d{1,19}), (\d{1,19}), (\d{1,19}), (\d{1,19})\), \} *\n",
+    re.DOTALL,
+)
+NPY_BYTES = 1024  # more than any such header has
 
 
 def save(cache, path):
@@ -21,61 +48,78 @@ def save(cache, path):
     path = Path(path)
     if os.path.lexists(path):
         _check_replaceable(path)
+    _remove_leftovers(path)
     lengths, floors = cache.state()
+    now = cache._now
     rows = min(len(cache), cache.bound())
     header = FORMAT | {name: getattr(cache, name) for name in SIZES} | {
-        "dtype": cache.dtype.name, "rows": rows, "ring": None if cache.window is None else cache._ring,
+        "dtype": cache.dtype.name, "rows": rows, "ring": None if cache.window is None else now.ring,
         "lengths": lengths.tolist(), "floors": floors.tolist(),
     }  # fmt: skip
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    temporary.mkdir()
-    try:
-        for name, array in zip(ARRAYS, cache._memory.arrays):
+    with _hidden_folder(path) as temporary:
+        for name, array in zip(ARRAYS, now.arrays):
             array = array[:, :, :rows]
-            if cache._length < 0:  # in place of what happens to be in memory
+            if now.length < 0:  # in place of what happens to be in memory
                 array = without_padding(array, np.minimum(lengths, rows))
             np.save(temporary / f"{name}.npy", _plain_bits(array), allow_pickle=False)
         (temporary / "cache.json").write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
         _put_in_place(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load(kind, path, mmap):
     """See KVCache.load."""
     path = Path(path)
-    header = _read_header(path)
-    try:
-        cache = kind(
-            *(header[name] for name in SIZES[:3]), dtype=header["dtype"],
-            **{name: header[name] for name in SIZES[3:]},
-        )  # fmt: skip
-        _take_state(cache, header)
-    except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise ValueError(f"{path}: cache.json is damaged: {error}") from error
-    arrays = [
-        _read_array(path / f"{name}.npy", like, header["rows"], mmap)
-        for name, like in zip(ARRAYS, cache._memory.arrays)
-    ]
-    cache.set_memory(Memory(arrays, cache, frozen=bool(mmap)))
+    with contextlib.ExitStack() as stack:
+        files = _open_all(path, stack)
+        header = _read_header(path, files)
+        try:
+            _check_names(header)
+            cache = kind(
+                *(header[name] for name in SIZES[:3]), dtype=header["dtype"],
+                **{name: header[name] for name in SIZES[3:]},
+            )  # fmt: skip
+            rows, *numbers = _numbers(cache, header)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{path}: cache.json is damaged: {error}") from error
+        # What the files hold is looked at before memory is taken for any of it.
+        found = [_NpyFile(path, f"{name}.npy", files) for name, _ in zip(ARRAYS, cache._now.arrays)]
+        for file, like in zip(found, cache._now.arrays):
+            file.check((*like.shape[:2], rows, like.shape[3]), _plain_bits(like).dtype)
+        arrays = [
+            (file.mapped() if mmap else file.read()).view(like.dtype) for file, like in zip(found, cache._now.arrays)
+        ]
+    cache.commit(cache.state_of(Memory(arrays, cache, frozen=bool(mmap)), *numbers))
     return cache
 
 
-def _take_state(cache, header):
-    """Lengths and floors of a saved cache, if they can be."""
+def _check_names(header):
+    missing = [name for name in (*SIZES, "dtype", "rows", "ring", "lengths", "floors") if name not in header]
+    if missing:
+        raise ValueError(f"it has no {' and no '.join(missing)}")
+    if header["dtype"] not in ("int8", *FLOATS):
+        raise ValueError(f"dtype is {header['dtype']!r}: it must be int8 or {' or '.join(FLOATS)}")
+
+
+def _numbers(cache, header):
+    """Of a saved cache: rows, lengths, floors, ring, extra and idle, if they can be (see Store)."""
+    for name in "lengths", "floors":  # before anything is made for so many batches
+        if not isinstance(header[name], list) or len(header[name]) != cache.batch:
+            raise ValueError(f"{name} must be a list of {cache.batch} numbers, one for each batch")
     lengths, floors = (_whole_numbers(name, header[name], (cache.batch,)) for name in ("lengths", "floors"))
     rows = whole_number("rows", header["rows"], least=0)
+    window, ring = 1, UNBOUNDED
     if cache.window is not None:
-        cache._ring = whole_number("ring", header["ring"], least=cache.window)
-        cache._extra = cache._ring - cache.window + 1
-    most = UNBOUNDED if cache.capacity is None else cache.capacity
+        window, ring = cache.window, whole_number("ring", header["ring"], least=cache.window)
+    most = LONGEST if cache.capacity is None else cache.capacity
+    seen = np.maximum(floors, cache.keep)
     fits = [
-        (lengths >= 0).all() and lengths.max() <= most and rows == min(lengths.max(), cache.bound()),
-        (floors >= np.maximum(lengths - cache._ring, 0)).all() and (cache.window is not None or not floors.any()),
+        (lengths >= 0).all() and lengths.max() <= most and rows == min(lengths.max(), cache.keep + ring),
+        (floors >= 0).all() and (floors <= lengths).all() and (cache.window is not None or not floors.any()),
+        (seen >= lengths - ring).all() and (seen <= np.maximum(cache.keep, lengths - window + 1)).all(),
     ]
     if not all(fits):
         raise ValueError(f"lengths {header['lengths']}, floors {header['floors']} and {rows} rows do not fit")
-    cache.set_lengths(lengths, floors)
+    return rows, lengths, floors, ring, 1 if ring == UNBOUNDED else ring - window + 1, 0
 
 
 def _plain_bits(array):
@@ -83,42 +127,198 @@ def _plain_bits(array):
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+@contextlib.contextmanager
+def _hidden_folder(path):
+    """A new folder beside `path`, locked; what has its name in the end, maybe an old save, is removed."""
+    while True:
+        folder = _hidden_name(path)
+        folder.mkdir()
+        lock = _lock(folder)
+        if lock is not None and os.path.lexists(folder):
+            break
+        _unlock(lock)  # between the two another save took it for a leftover
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _unlock(lock)
+
+
+def _lock(folder):
+    """A descriptor that has the lock on the folder, as far as the system has locks; None where another has it."""
+    if fcntl is None:
+        return -1
+    descriptor = -1
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError):
+        _unlock(descriptor)
+        return None
+    except OSError:  # a file system without locks
+        _unlock(descriptor)
+        return -1
+    return descriptor
+
+
+def _unlock(descriptor):
+    if descriptor is not None and descriptor >= 0:
+        os.close(descriptor)
+
+
+def _hidden_name(path):
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def _hidden_names(path):
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp(\.old)?")
+    with contextlib.suppress(OSError):
+        return [entry for entry in path.parent.iterdir() if pattern.fullmatch(entry.name)]
+    return []
+
+
+def _remove_leftovers(path):
+    """What saves that were killed have left: nobody has a lock on it.  Where there is no save, an .old one may be the
+    only one."""
+    for folder in _hidden_names(path):
+        if folder.suffix == ".old" and not path.exists():
+            continue
+        lock = _lock(folder)
+        if lock is not None and lock >= 0:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(folder.rename(_hidden_name(path)))  # what is named .old is whole always
+            _unlock(lock)
+
+
 def _check_replaceable(path):
     """Raises where `path` is anything but a saved cache, with nothing beside it."""
-    foreign = True
-    if path.is_dir() and not path.is_symlink():
-        names = {entry.name for entry in path.iterdir()}
-        foreign = "cache.json" not in names or not names <= {"cache.json", *(f"{name}.npy" for name in ARRAYS)}
-        if not foreign:
-            try:
-                _read_header(path)
-            except ValueError:
-                foreign = True
+    with contextlib.ExitStack() as stack:
+        foreign = path.is_symlink()
+        try:
+            if not foreign:
+                files = _open_all(path, stack, everything=True)
+                _read_header(path, files)
+                foreign = not files.keys() <= set(FILES)
+        except FileNotFoundError:  # it has gone meanwhile
+            return
+        except (ValueError, OSError):
+            foreign = True
     if foreign:
         raise ValueError(f"path is {str(path)!r}: what is there is not a saved cache, and is not overwritten")
 
 
 def _put_in_place(new, path):
-    """Rename the folder `new` to `path`, where a saved cache may be."""
-    if not os.path.lexists(path):
-        new.rename(path)
-        return
+    """Rename the folder `new` to `path`.  A saved cache that is there gets the name of `new`."""
+    while True:
+        try:
+            if not os.path.lexists(path):
+                new.rename(path)
+            elif not _exchange(new, path):
+                _rename_both(new, path)
+            return
+        except OSError as error:  # another save was faster
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST) or not new.exists():
+                raise
+
+
+def _rename_both(new, path):
+    """For a moment there is nothing at `path`: then what is named .old counts, which is a whole save always."""
     old = new.with_name(new.name + ".old")
-    path.rename(old)
     try:
+        path.rename(old)
         new.rename(path)
-    except OSError:
-        old.rename(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # another save may have taken it away
+            if os.path.lexists(path):
+                shutil.rmtree(old.rename(_hidden_name(path)))
+            else:
+                old.rename(path)
 
 
-def _read_header(path):
-    if not path.exists():
-        raise FileNotFoundError(f"path is {str(path)!r}: there is nothing")
+def _exchange(new, path):
+    """Whether the system exchanged the names of two folders."""
+    import ctypes  # only here: it takes some ms
+
+    names = os.fsencode(new), os.fsencode(path)
+    if sys.platform == "linux":
+        call, arguments = "renameat2", (-100, names[0], -100, names[1], 2)  # AT_FDCWD, RENAME_EXCHANGE
+    elif sys.platform == "darwin":
+        call, arguments = "renamex_np", (*names, 2)  # RENAME_SWAP
+    else:
+        return False
+    function = getattr(ctypes.CDLL(None, use_errno=True), call, None)
+    if function is None:
+        return False
+    if function(*arguments) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM):  # the kernel or the file system has it not
+        return False
+    raise OSError(code, os.strerror(code), str(path))
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def _open_all(path, stack, everything=False):
+    """The files of one save by their names, open until `stack` is closed; with `everything`, None for foreign ones."""
+    for place in _places(path):
+        found = None
+        try:
+            while found is None:
+                found = _open_folder(place, everything)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ValueError(f"path is {str(path)!r}: it holds no saved cache: {error}") from None
+        stack.push(found[0])
+        return found[1]
+    raise FileNotFoundError(f"path is {str(path)!r}: there is nothing")
+
+
+def _places(path):
+    """Where a save may be: where the system cannot exchange folders, it has another name for a moment."""
+    for _ in range(GAP_TRIES):
+        yield path
+        yield from (name for name in _hidden_names(path) if name.suffix == ".old")
+
+
+def _open_folder(path, everything):
+    """What closes the files, and the files; None if the folder lost its place meanwhile."""
+    with contextlib.ExitStack() as stack:
+        folder, place = None, path
+        if os.open in os.supports_dir_fd and os.listdir in os.supports_fd:
+            folder = place = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, folder)
+        before = os.stat(place)
+        found = {}
+        for name in os.listdir(place):
+            if name in FILES:
+                opener = functools.partial(_open_in, folder)
+                with contextlib.suppress(FileNotFoundError):
+                    found[name] = stack.enter_context(open(path / name, "rb", buffering=0, opener=opener))
+            elif everything:
+                found[name] = None
+        return (stack.pop_all(), found) if os.path.samestat(before, os.stat(path)) else None
+
+
+def _open_in(folder, path, _):
+    """Relative to the folder, where the system can do that.  A pipe is not waited for."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    return os.open(path if folder is None else os.path.basename(path), flags, dir_fd=folder)
+
+
+def _read_header(path, files):
     try:
-        header = json.loads((path / "cache.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # ValueError: neither UTF-8 nor JSON
+        if "cache.json" not in files:
+            raise ValueError("it has no cache.json")
+        if not stat.S_ISREG(os.fstat(files["cache.json"].fileno()).st_mode):
+            raise ValueError("cache.json is no regular file")
+        header = json.loads(files["cache.json"].read().decode())
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: neither UTF-8 nor JSON
         raise ValueError(f"path is {str(path)!r}: it holds no saved cache: {error}") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT["format"]:
         raise ValueError(f"path is {str(path)!r}: it holds no saved cache")
@@ -127,19 +327,48 @@ def _read_header(path):
     return header
 
 
-def _read_array(path, like, rows, mmap):
-    """The array in the file `path`, which must be as `like` but with `rows` rows."""
-    shape = (*like.shape[:2], rows, like.shape[3])
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)  # also to read: it looks at the length of the file
-    except (OSError, ValueError, EOFError, OverflowError) as error:
-        raise ValueError(f"{path}: not a whole .npy file: {error}") from None
-    wanted = _plain_bits(like).dtype
-    if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != wanted:
-        found = f"{array.shape} {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise ValueError(f"{path}: it holds {found}, not {shape} {wanted}")
-    if mmap:
-        return np.asarray(np.ascontiguousarray(array)).view(like.dtype)
-    copy = new_array(shape, like.dtype)
-    copy.view(wanted)[...] = array
-    return copy
+class _NpyFile:
+    """An array in a file."""
+
+    def __init__(self, path, name, files):
+        self.path, self.file = path / name, files.get(name)
+        if self.file is None:
+            raise ValueError(f"{self.path}: not a whole .npy file: there is none")
+        status = os.fstat(self.file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{self.path}: not a whole .npy file: it is no regular file")
+        match = NPY.match(self.file.read(NPY_BYTES))
+        if match is None or match.end() != 10 + int.from_bytes(match[1], "little"):
+            raise ValueError(f"{self.path}: not a whole .npy file: its header is not that of an array of four axes")
+        self.begin, self.end = match.end(), status.st_size
+        self.descr, self.shape = match[2].decode(), tuple(map(int, match.groups()[2:]))
+
+    def check(self, shape, dtype):
+        if (self.shape, self.descr) != (shape, dtype.str):
+            raise ValueError(f"{self.path}: it holds {self.shape} {self.name()}, not {shape} {dtype}")
+        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        if self.end != self.begin + size:
+            raise ValueError(
+                f"{self.path}: not a whole .npy file: it has {self.end} bytes, and must have {self.begin + size}"
+            )
+        self.dtype = dtype
+
+    def name(self):
+        try:
+            return np.dtype(self.descr).name
+        except TypeError:
+            return self.descr
+
+    def mapped(self):
+        return np.asarray(np.memmap(self.file, self.dtype, "r", self.begin, self.shape))
+
+    def read(self):
+        array = new_array(self.shape, self.dtype)
+        rest = memoryview(array.reshape(-1).view(np.uint8)).cast("B") if array.size else memoryview(b"")
+        self.file.seek(self.begin)
+        while rest:
+            count = self.file.readinto(rest)
+            if not count:
+                raise ValueError(f"{self.path}: not a whole .npy file: it ends while it is read")
+            rest = rest[count:]
+        return array

@@ -6,6 +6,7 @@ keeps, per row, the largest score so far, the sum of the weights and the weighte
 of Milakov and Gimelshein; FlashAttention).  Tasks are shared among threads; nothing here knows an instruction set, and
 nothing in csrc/ knows of threads or Python.  Arguments have been checked by _problem.py.
 """
+cimport cython
 cimport numpy as cnp
 import numpy as np
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
@@ -650,5 +651,7 @@ def attend_plain(
 
 include "_core_backward.pxi"
 include "_core_linear.pxi"
+include "_core_pool.pxi"
 include "_core_pages.pxi"
 include "_core_rotary.pxi"
+include "_core_cache.pxi"

@@ -3,12 +3,13 @@
 def attend_pages(Kernel kernel not None, query, key, value, list sequences, bint one, bint causal, threads_of):
     """The whole of PagedKVCache.attend where it needs no checks and no option but `causal`: None where that is not so.
 
-    key, value : pools (pages, G, page_size, ...).    sequences : of each its length and array of pages.
+    key, value : pools (pages, G, page_size, ...).    sequences : of type Sequence.
     query : `one` (H, M, D), of a single sequence; or a row for each, (S, H, D).
     """
     cdef sdpa_problem p
     cdef int64_t count = len(sequences), i, length, columns = 0
-    cdef int64_t[::1] numbers, pages
+    cdef int64_t[::1] numbers
+    cdef Sequence sequence
     cdef cnp.ndarray out
     cdef cnp.npy_intp shape[3]
     cdef int threads = 1
@@ -26,20 +27,19 @@ def attend_pages(Kernel kernel not None, query, key, value, list sequences, bint
         p.query.row, p.query.head = p.query.head, p.query.row
         p.out.row, p.out.head = p.out.head, p.out.row
     for i in range(count):
-        p.kv_len = max(p.kv_len, <int64_t>sequences[i].length)
-        columns = max(columns, <int64_t>len(sequences[i].pages))
+        sequence = sequences[i]
+        p.kv_len, columns = max(p.kv_len, sequence.length), max(columns, sequence.count)
     if p.kv_len == 0:
         return None
     numbers = np.empty(5 * count + 2 + count * columns, np.int64)
     for i in range(count):
-        length = sequences[i].length
+        sequence = sequences[i]
+        length = sequence.length
         numbers[i] = i * p.q_len
         numbers[count + 1 + i] = length
         numbers[2 * count + 1 + i] = length - p.q_len  # position of the first query
         numbers[3 * count + 1 + i] = length - p.q_len + 1  # keys that it sees
-        if length:
-            pages = sequences[i].pages
-            memcpy(&numbers[5 * count + 2 + i * columns], &pages[0], pages.shape[0] * sizeof(int64_t))
+        memcpy(&numbers[5 * count + 2 + i * columns], sequence.page(0), sequence.count * sizeof(int64_t))
     numbers[count] = count * p.q_len
     p.q_starts, p.kv_lengths, p.q_offset = &numbers[0], &numbers[count + 1], &numbers[2 * count + 1]
     if causal and p.q_len > 1:

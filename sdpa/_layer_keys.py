@@ -95,7 +95,7 @@ class CachedKeys:
     def __init__(self, cache, own, kv_lengths):
         self.cache, self.own, self.kv_lengths = cache, own, kv_lengths
         self.causal = own
-        self.before = cache._length if cache._length >= 0 else cache.lengths.copy()
+        self.before = cache._now.length if cache._now.length >= 0 else cache.lengths.copy()
 
     def places(self, first, count):
         return _places(first, count, self.cache.batch)
@@ -146,8 +146,7 @@ class PagedKeys:
         if kv_lengths is not None:
             raise ValueError(f"kv_lengths is {kv_lengths}: with a PagedKVCache it must be None")
         self.cache = cache
-        one, states = cache._find_all(sequences)
-        self.sequences = [sequences] if one else list(sequences)
+        one, self.sequences, states = cache._find_all(sequences)
         begins = cache._starts("cu_seqlens", cu_seqlens, "x", rows, len(states), one)
         self.counts = np.diff(begins)
         self.within = np.arange(rows) - np.repeat(begins[:-1], self.counts)
@@ -159,11 +158,11 @@ class PagedKeys:
         return np.repeat(_whole_numbers("q_offset", first, self.before.shape), self.counts) + self.within
 
     def append(self, key, value):
-        self.snapshot = self.cache._snapshot(self.states)
+        self.snapshot = self.cache._pool.snapshot(self.states)
         self.cache.append(self.sequences, key[0].swapaxes(0, 1), value[0].swapaxes(0, 1), self.begins)
 
     def undo(self):
-        self.cache._restore(self.states, self.snapshot)
+        self.cache._pool.restore(self.states, self.snapshot)
 
     def attend(self, query, return_lse=False, **options):
         result = self.cache.attend(

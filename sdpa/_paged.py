@@ -1,8 +1,6 @@
 """Keys and values of many sequences in one pool of pages."""
 
-import itertools
 import operator
-from array import array
 
 import numpy as np
 
@@ -32,8 +30,8 @@ class PagedKVCache:
         attend   query   (H, M, D)                     (T, H, D)      cu_seqlens_q default: one query each
                  result  (H, M, E)                     (T, H, E)
 
-    Where pages run out: MemoryError.  A call that fails changes nothing.  Several threads may attend at once, but not
-    while another one changes the cache.
+    Where pages run out: MemoryError.  A call that fails, or is interrupted, changes nothing.  Several threads may
+    attend at once, but not while another one changes the cache.
 
     >>> import numpy as np, sdpa
     >>> cache = sdpa.PagedKVCache(pages=8, page_size=2, kv_heads=1, head_dim=1)
@@ -55,11 +53,7 @@ class PagedKVCache:
         self.head_dim = _count("head_dim", head_dim, least=1)
         self.value_dim = self.head_dim if value_dim is None else _count("value_dim", value_dim, least=1)
         self.dtype = _dtype(dtype)
-        self._keys, self._values = self._pool(self.head_dim), self._pool(self.value_dim)
-        self._free = list(range(self.pages))[::-1]  # taken from the end
-        self._owners = [0] * self.pages
-        self._sequences = {}
-        self._issued = 0  # sequences so far: the next number
+        self._pool = _core.Pool(self._new_pages(self.head_dim), self._new_pages(self.value_dim))
 
     # Sequences
 
@@ -72,9 +66,10 @@ class PagedKVCache:
         (0, 5)
         """
         tokens = _count("tokens", tokens)
-        missing = -(-tokens // self.page_size)
-        self._have(missing, tokens)
-        return self._enter(_Sequence(0, array("q", self._take(missing))))
+        pages = -(-tokens // self.page_size)
+        if pages > self.free_pages:
+            raise self._pool.exhausted(pages, tokens)
+        return self._pool.allocate(pages)
 
     def free(self, sequence):
         """Forget the sequence.  Pages that no other one shares are free again.
@@ -85,8 +80,8 @@ class PagedKVCache:
         >>> cache.free_pages
         8
         """
-        self._release(self._find(sequence).pages)
-        del self._sequences[sequence]
+        self._find(sequence)
+        self._pool.remove(operator.index(sequence))
 
     def fork(self, sequence):
         """A new sequence with the same tokens, in the same pages.
@@ -103,11 +98,7 @@ class PagedKVCache:
         >>> cache.pages_of(prompt), cache.pages_of(answer)
         ([0, 1], [0, 2])
         """
-        old = self._find(sequence)
-        pages = old.pages[: -(-old.length // self.page_size)]
-        for page in pages:
-            self._owners[page] += 1
-        return self._enter(_Sequence(old.length, pages))
+        return self._pool.fork(self._find(sequence))
 
     def truncate(self, sequence, n):
         """Forget all but the first n tokens; pages past them are free again, reserved ones too.
@@ -124,10 +115,7 @@ class PagedKVCache:
         n = _count("n", n)
         if n > state.length:
             raise ValueError(f"n is {n}: it must be from 0 to the length of sequence {sequence}, {state.length}")
-        kept = -(-n // self.page_size)
-        self._release(state.pages[kept:])
-        del state.pages[kept:]
-        state.length = n
+        self._pool.truncate(state, n)
 
     def length(self, sequence):
         """How many tokens the sequence has."""
@@ -154,19 +142,15 @@ class PagedKVCache:
         >>> cache.length(first), cache.length(second)
         (10, 6)
         """
-        one, states = self._find_all(sequences)
+        one, numbers, states = self._find_all(sequences)
         if len({id(state) for state in states}) < len(states):
-            raise ValueError(f"sequences are {sequences}: none may be there twice")
+            raise ValueError(f"sequences are {numbers}: none may be there twice")
         key = self._tokens("key", key, self.head_dim, one)
         value = self._tokens("value", value, self.value_dim, one)
         if len(key) != len(value):
             raise ValueError(f"key has {len(key)} tokens and value {len(value)}: they must have the same")
-        begins = self._starts("cu_seqlens", cu_seqlens, "key", len(key), len(states), one).tolist()
-        counts = [end - begin for begin, end in itertools.pairwise(begins)]
-        self._grow(states, counts)
-        self._write(states, begins, counts, key, value)
-        for state, count in zip(states, counts):
-            state.length += count
+        begins = self._starts("cu_seqlens", cu_seqlens, "key", len(key), len(states), one)
+        self._pool.append(states, begins, key, value)
 
     def attend(
         self, query, sequences, *, cu_seqlens_q=None,
@@ -193,7 +177,7 @@ class PagedKVCache:
         >>> cache.attend(query, [prompt, running], cu_seqlens_q=[0, 3, 4]).ravel().tolist()
         [1.0, 2.0, 3.0, 8.0]
         """
-        one, states = self._find_all(sequences)
+        one, _, states = self._find_all(sequences)
         plain = (
             mask is None and bias is None and window is None and q_offset is None and kv_lengths is None
             and scale is None and softcap is None and sinks is None and alibi_slopes is None and out is None
@@ -202,7 +186,7 @@ class PagedKVCache:
         )  # fmt: skip
         if plain:
             result = _core.attend_pages(
-                _kernels.default, query, self._keys, self._values, states, one, causal, _threads.count
+                _kernels.default, query, self._pool.keys, self._pool.values, states, one, causal, _threads.count
             )
             if result is not None:
                 return result
@@ -219,7 +203,7 @@ class PagedKVCache:
                 raise ValueError(f"out has shape {out.shape}: the result has {(heads, tokens, self.value_dim)}")
             packed_out = out.swapaxes(0, 1)
         result, lse = attend_packed(
-            query, self._keys, self._values, pages=_table(states), page_size=self.page_size,
+            query, self._pool.keys, self._pool.values, pages=_table(states), page_size=self.page_size,
             q_starts=self._starts("cu_seqlens_q", cu_seqlens_q, "query", tokens, len(states), one),
             k_counts=np.array([state.length for state in states], np.int64),
             mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset, kv_lengths=kv_lengths, scale=scale,
@@ -236,18 +220,18 @@ class PagedKVCache:
     @property
     def free_pages(self):
         """How many pages no sequence owns."""
-        return len(self._free)
+        return self._pool.free_count
 
     @property
     def nbytes(self):
         """Bytes of the pool."""
-        return self._keys.nbytes + self._values.nbytes
+        return self._pool.keys.nbytes + self._pool.values.nbytes
 
     def __repr__(self):
         size = str(self.head_dim) if self.value_dim == self.head_dim else f"{self.head_dim} and {self.value_dim}"
         return (
             f"<sdpa.PagedKVCache ({self.pages}, {self.kv_heads}, {self.page_size}, {size}) {self.dtype.name}, "
-            f"{len(self._sequences)} sequences, {self.free_pages} pages free, {self.nbytes:,} bytes>"
+            f"{len(self._pool.sequences)} sequences, {self.free_pages} pages free, {self.nbytes:,} bytes>"
         )
 
     # What is given
@@ -257,30 +241,31 @@ class PagedKVCache:
             number = operator.index(None if isinstance(sequence, (bool, np.bool_)) else sequence)
         except TypeError:
             raise TypeError(f"sequence is {sequence!r}: it must be a number from allocate or fork") from None
-        state = self._sequences.get(number)
+        state = self._pool.sequences.get(number)
         if state is None:
-            what = "was freed" if 0 <= number < self._issued else "was never allocated in this cache"
+            what = "was freed" if 0 <= number < self._pool.issued else "was never allocated in this cache"
             raise ValueError(f"sequence {number} {what}: it must be one from allocate or fork, and not freed")
         return state
 
     def _find_all(self, sequences):
-        """Whether it is one sequence, and the list of all."""
+        """Whether it is one sequence, and the lists of all numbers and of what they stand for."""
         if isinstance(sequences, (int, np.integer)):
-            return True, [self._find(sequences)]
+            return True, [sequences], [self._find(sequences)]
         try:
             numbers = list(sequences.tolist() if isinstance(sequences, np.ndarray) else sequences)
         except TypeError:
             raise TypeError(f"sequences is {sequences!r}: it must be a sequence, or a list of them") from None
-        return False, [self._find(number) for number in numbers]
+        return False, numbers, [self._find(number) for number in numbers]
 
     def _tokens(self, name, rows, size, one):
-        """As (T, G, size), of the dtype of the cache."""
+        """As (T, G, size), of the dtype of the cache, the last axis without gaps."""
         rows = _rows(name, rows, one)
         if rows.shape[1:] != (self.kv_heads, size):
             given = f"{rows.shape[1]} heads of size {rows.shape[2]}"
             raise ValueError(f"{name} has {given}: the cache has {self.kv_heads} heads, and {size} is the size")
         with np.errstate(over="ignore", invalid="ignore"):
-            return rows.astype(self.dtype, copy=False)
+            rows = rows.astype(self.dtype, copy=False)
+        return rows if rows.strides[2] == rows.itemsize else rows.copy()
 
     def _starts(self, name, given, rows_name, rows, sequences, one):
         """Where the rows of each sequence begin, and the end."""
@@ -299,138 +284,19 @@ class PagedKVCache:
             raise ValueError(f"{name} has {len(numbers)} numbers for {sequences} sequences: it must have one more")
         return numbers
 
-    def _pool(self, size):
+    def _new_pages(self, size):
         """(pages, G, page_size, size), where the rows of a head lie together: pages that follow each other are one run
         of memory then, which is read faster (see csrc/README.md).  Zeros, so that nobody reads NaN where nothing was
         written: they cost nothing before they are touched."""
         return np.zeros((self.kv_heads, self.pages, self.page_size, size), self.dtype).swapaxes(0, 1)
 
-    # Pages.  The first ceil(length / page_size) of a sequence hold tokens and may be shared; those behind them were
-    # reserved, and are its own.
-
-    def _have(self, needed, tokens):
-        if needed > len(self._free):
-            raise MemoryError(
-                f"{tokens} tokens need {needed} more pages of {self.page_size}, and {len(self._free)} of "
-                f"{self.pages} are free: free or truncate sequences"
-            )
-
-    def _take(self, count):
-        kept = len(self._free) - count
-        taken = self._free[kept:][::-1]
-        del self._free[kept:]
-        for page in taken:
-            self._owners[page] = 1
-        return taken
-
-    def _release(self, pages):
-        for page in reversed(pages):
-            self._owners[page] -= 1
-            if not self._owners[page]:
-                self._free.append(page)
-
-    def _enter(self, state):
-        number = self._issued
-        self._issued += 1
-        self._sequences[number] = state
-        return number
-
-    def _grow(self, states, counts):
-        """Room for so many tokens more in pages that nobody shares; or MemoryError, and nothing has changed."""
-        size, owners = self.page_size, self._owners
-        growing, copying, left = [], [], {}
-        needed = 0
-        for state, count in zip(states, counts):
-            missing = -(-(state.length + count) // size) - len(state.pages)
-            if missing > 0:
-                growing.append((state, missing))
-                needed += missing
-            if count and state.length % size:
-                page = state.pages[state.length // size]
-                if owners[page] - left.get(page, 0) > 1:  # of those that share it, the last one keeps it
-                    left[page] = left.get(page, 0) + 1
-                    copying.append(state)
-        self._have(needed + len(copying), sum(counts))
-        for state, page in zip(copying, self._take(len(copying))):
-            index, used = divmod(state.length, size)
-            old = state.pages[index]
-            for pool in (self._keys, self._values):
-                pool[page, :, :used] = pool[old, :, :used]
-            state.pages[index] = page
-            owners[old] -= 1
-        for state, missing in growing:
-            state.pages.extend(self._take(missing))
-
-    def _snapshot(self, states):
-        """What `_restore` needs to take back an append to these: of each its length, how many pages it has, and the one
-        that is not full, if any."""
-        size = self.page_size
-        return [
-            (state.length, len(state.pages), state.pages[state.length // size] if state.length % size else None)
-            for state in states
-        ]
-
-    def _restore(self, states, snapshot):
-        """Backwards, so that pages become free in the order in which they were taken."""
-        for state, (_, count, _) in zip(reversed(states), reversed(snapshot)):
-            self._release(state.pages[count:])
-            del state.pages[count:]
-        for state, (length, _, page) in zip(reversed(states), reversed(snapshot)):
-            index, state.length = length // self.page_size, length
-            if page is not None and state.pages[index] != page:  # it was shared, and copied
-                self._release(state.pages[index : index + 1])
-                state.pages[index] = page
-                self._owners[page] += 1
-
-    def _write(self, states, begins, counts, key, value):
-        """The rows behind the tokens that are there; the pages are."""
-        size = self.page_size
-        single = [i for i, count in enumerate(counts) if count == 1]
-        if single:  # all at once: one token each is what decoding does
-            places = [divmod(states[i].length, size) for i in single]
-            pages = [states[i].pages[index] for i, (index, _) in zip(single, places)]
-            slots = [slot for _, slot in places]
-            rows = slice(None) if len(single) == len(key) else [begins[i] for i in single]
-            self._keys[pages, :, slots] = key[rows]
-            self._values[pages, :, slots] = value[rows]
-        for state, begin, count in zip(states, begins, counts):
-            if count > 1:
-                for pool, rows in ((self._keys, key), (self._values, value)):
-                    _write_run(pool, state.pages, state.length, rows[begin : begin + count])
-
-
-class _Sequence:
-    """`length` tokens; the numbers of its pages are an array, which grows in place."""
-
-    __slots__ = ("length", "pages")
-
-    def __init__(self, length, pages):
-        self.length, self.pages = length, pages
-
-
-def _write_run(pool, pages, length, rows):
-    """rows (M, G, size) as tokens `length` and following: the rest of a page, whole pages, the beginning of one."""
-    page_size = pool.shape[2]
-    index, slot = divmod(length, page_size)
-    first = min(-slot % page_size if slot else 0, len(rows))
-    if first:
-        pool[pages[index], :, slot : slot + first] = rows[:first].swapaxes(0, 1)
-        index += 1
-    whole, rest = divmod(len(rows) - first, page_size)
-    end = first + whole * page_size
-    if whole:
-        by_page = rows[first:end].reshape(whole, page_size, *rows.shape[1:]).swapaxes(1, 2)
-        pool[np.array(pages[index : index + whole])] = by_page
-    if rest:
-        pool[pages[index + whole], :, :rest] = rows[end:].swapaxes(0, 1)
-
 
 def _table(states):
     """Pages of each sequence, in rows as long as the longest."""
-    counts = [len(state.pages) for state in states]
-    table = np.zeros((len(states), max(counts, default=0)), np.int64)
-    for row, count, state in zip(table, counts, states):
-        row[:count] = state.pages
+    pages = [state.pages for state in states]
+    table = np.zeros((len(states), max(map(len, pages), default=0)), np.int64)
+    for row, numbers in zip(table, pages):
+        row[: len(numbers)] = numbers
     return table
 
 

@@ -368,6 +368,21 @@ def test_int8_has_no_nan(bad, options, name, count):
     assert cache.lengths.tolist() == [20 + count, 19 + count]
 
 
+@pytest.mark.parametrize("options", [{}, dict(window=5)], ids=str)
+@pytest.mark.parametrize("count", [1, 3])
+def test_int8_takes_no_whole_numbers(options, count):
+    """They would have no scales: as at the first append, so later."""
+    cache = new(np.int8, **options)
+    whole = [x.astype(np.int8) for x in tokens(count)[1:]]
+    for _ in range(2):
+        before = contents(cache)
+        for pair in whole, [whole[0], tokens(count)[2]], [tokens(count)[1], whole[1]]:
+            with pytest.raises(TypeError, match=r"(key|value) has dtype int8: it must be float16 or"):
+                cache.append(*pair)
+        assert_unchanged(cache, before)
+        cache.append(*tokens(9)[1:])
+
+
 # The window: memory is bound, and what queries see is what they would see of everything.
 
 WINDOWS = {
@@ -485,9 +500,9 @@ def test_memory_within_a_window_is_bound(dtype):
     for count in (8, *[1] * 60):
         cache.append(key[:, :, :count], value[:, :, :count])
     assert cache.nbytes == bytes_for(54)
-    memory = cache._memory
+    memory = cache._now.memory
     cache.append(key[:, :, :1], value[:, :, :1])
-    assert cache._memory is memory
+    assert cache._now.memory is memory
 
 
 def test_what_the_window_dropped_is_an_error():
@@ -519,6 +534,22 @@ def test_appending_its_own_keys():
     np.testing.assert_array_equal(cache.keys, np.concatenate([keys[:, :, :2], keys[:, :, -6:]], axis=2))
 
 
+@pytest.mark.parametrize("window", [None, 30])
+def test_appending_what_lies_in_its_memory(window):
+    """Views that a truncate has left show rows that are written, in any order of the heads."""
+    key, value = rng(0).standard_normal((2, 1, 3, 9, 4)).astype(float32)
+    for layout in (slice(None), slice(None, None, -1), [2, 2, 0]):
+        for count in 1, 3:
+            cache = KVCache(1, 3, 4, window=window)
+            cache.append(key, value)
+            views = [x[:, layout, 5 : 5 + count] for x in (cache.keys, cache.values)]
+            copies = [view.copy() for view in views]
+            cache.truncate(4)
+            cache.append(*views)
+            assert_same_bits(cache.keys, np.concatenate([key[:, :, :4], copies[0]], axis=2))
+            assert_same_bits(cache.values, np.concatenate([value[:, :, :4], copies[1]], axis=2))
+
+
 # truncate and fork.
 
 
@@ -544,11 +575,11 @@ def test_forks_share_until_one_appends(dtype, options):
     twin, other = cache.fork(), copy.copy(cache)
     child = copy.deepcopy(twin)
     before = contents(cache)[:-1]
-    assert all(np.shares_memory(x._memory.arrays[0], cache._memory.arrays[0]) for x in (twin, other, child))
+    assert all(np.shares_memory(x._now.memory.arrays[0], cache._now.memory.arrays[0]) for x in (twin, other, child))
     _, key, value = tokens(1, seed=5)
     cache.append(key, value)
-    assert not np.shares_memory(twin._memory.arrays[0], cache._memory.arrays[0])
-    assert np.shares_memory(twin._memory.arrays[0], child._memory.arrays[0])
+    assert not np.shares_memory(twin._now.memory.arrays[0], cache._now.memory.arrays[0])
+    assert np.shares_memory(twin._now.memory.arrays[0], child._now.memory.arrays[0])
     for unchanged in (twin, other, child):
         for x, y in zip(contents(unchanged), before):
             np.testing.assert_array_equal(x, y)
@@ -560,22 +591,22 @@ def test_forks_share_until_one_appends(dtype, options):
 
 def test_the_last_one_writes_in_place():
     cache = filled(20)
-    memory = cache.fork()._memory
+    memory = cache.fork()._now.memory
     gc.collect()
     _, key, value = tokens(1)
     cache.append(key, value)
-    assert cache._memory is memory and cache._writable
+    assert cache._now.memory is memory and cache._now.writable
     twin = cache.fork()
     cache.append(key, value)
-    assert cache._memory is not memory and twin._memory is memory
+    assert cache._now.memory is not memory and twin._now.memory is memory
     twin.append(key, value)
-    assert twin._memory is memory
+    assert twin._now.memory is memory
     many = [cache.fork() for _ in range(100)]
-    assert len(cache._memory.owners) == 101
+    assert len(cache._now.memory.owners) == 101
     del many[1:]
     gc.collect()
     cache.fork()
-    assert len(cache._memory.owners) == 3
+    assert len(cache._now.memory.owners) == 3
 
 
 def test_forks_of_ragged_caches():
@@ -586,6 +617,41 @@ def test_forks_of_ragged_caches():
     twin.append(key, value, lengths=[1, 3])
     assert cache.lengths.tolist() == [9, 2] and twin.lengths.tolist() == [10, 5]
     assert_same_bits(twin.keys[1, :, :2], np.ascontiguousarray(tokens(9)[1][1, :, :2]))
+
+
+class Slots(KVCache):
+    __slots__ = ("note",)
+
+
+class Attributes(KVCache):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Slots, Attributes])
+@pytest.mark.parametrize("fork", [KVCache.fork, copy.copy, copy.deepcopy])
+def test_a_fork_is_of_the_same_class(kind, fork):
+    cache = kind(B, G, D, value_dim=E)
+    cache.append(*tokens(9)[1:])
+    cache.note = "mine"
+    twin = fork(cache)
+    assert type(twin) is kind and twin.note == "mine"
+    twin.note = "its own"
+    twin.append(*tokens(1)[1:])
+    assert (cache.note, len(cache), len(twin)) == ("mine", 9, 10)
+
+
+def test_sizes_cannot_be_changed():
+    cache = filled(3)
+    for name in "batch", "kv_heads", "head_dim", "value_dim", "dtype", "capacity", "window", "keep", "group":
+        with pytest.raises(AttributeError):
+            setattr(cache, name, 1)
+
+
+def test_a_cache_that_was_not_made():
+    cache = KVCache.__new__(KVCache)
+    for call in (lambda: cache.append(K, V), lambda: cache.attend(Q), lambda: len(cache), cache.fork):
+        with pytest.raises((AttributeError, TypeError, ValueError)):
+            call()
 
 
 def test_caches_are_let_go():
@@ -769,9 +835,9 @@ def test_mapped_pages_are_not_copied(tmp_path):
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base
     assert isinstance(base, np.memmap) and type(again.keys) is np.ndarray
-    memory = again._memory
+    memory = again._now.memory
     again.append(*tokens(1)[1:])
-    assert again._memory is not memory and len(again) == 21
+    assert again._now.memory is not memory and len(again) == 21
 
 
 def test_saving_replaces_a_cache_and_nothing_else(tmp_path):

@@ -607,7 +607,7 @@ def test_a_call_that_fails_leaves_no_trace_in_pages():
         starts = np.cumsum([0, *draw.integers(0, 6, len(few))])
         with pytest.raises(TypeError, match="mask"):
             layer(normal(starts[-1], WIDTH), cache=cache, sequences=few, cu_seqlens=starts, mask=ones((2, 2)))
-        assert (cache._free, cache._owners) == (other._free, other._owners)
+        assert (cache._pool.free, cache._pool.owners) == (other._pool.free, other._pool.owners)
         few = draw.permutation(sequences)[: draw.integers(1, 3)]
         x = normal(len(few), WIDTH, seed=step)
         assert_same_bits(*(layer(x, cache=one, sequences=few) for one in (cache, other)))
@@ -637,6 +637,18 @@ def test_pages(kernel, parts):
     for b, (prompt, out) in enumerate(zip(prompts, outs)):
         whole = np.concatenate([prompt, new[b : b + 1], new[3 + b : 4 + b]])
         assert_close(np.concatenate(out), oracle(whole, causal=True))
+
+
+def test_sequences_from_a_generator():
+    layer, _ = both("rotary")
+    x, outs = normal(2, WIDTH), []
+    for kind in list, iter, lambda numbers: (number for number in numbers):
+        cache = PagedKVCache(40, 4, G, D, value_dim=E, dtype=float64)
+        sequences = [cache.allocate(), cache.allocate()]
+        outs.append(layer(x, cache=cache, sequences=kind(sequences)))
+        assert [cache.length(sequence) for sequence in sequences] == [1, 1]
+    assert_same_bits(outs[1], outs[0])
+    assert_same_bits(outs[2], outs[0])
 
 
 def test_as_many_rows_as_sequences_in_pages_and_all_of_one():

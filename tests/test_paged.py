@@ -1,6 +1,8 @@
 """The paged cache: what it computes, who owns which page, and that what fails changes nothing."""
 
 import collections
+import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -49,9 +51,9 @@ def tokens_of(cache, sequence):
 def state(cache):
     """All that must not change."""
     return (
-        cache.free_pages, repr(cache), list(cache._owners), sorted(cache._free),
-        {number: (s.length, s.pages.tolist()) for number, s in cache._sequences.items()},
-        cache._keys.tobytes(), cache._values.tobytes(),
+        cache.free_pages, repr(cache), list(cache._pool.owners), sorted(cache._pool.free),
+        {number: (s.length, s.pages.tolist()) for number, s in cache._pool.sequences.items()},
+        cache._pool.keys.tobytes(), cache._pool.values.tobytes(),
     )  # fmt: skip
 
 
@@ -101,7 +103,9 @@ def test_bits_of_pages_in_any_order(kernel, dtype, page_size, order):
     N, D = 4500, 64
     cache = sdpa.PagedKVCache(N // page_size + 2, page_size, 2, D, dtype=np.dtype(dtype))
     if order == "in disorder":
-        cache._free = rng(3).permutation(cache.pages).tolist()
+        single = [cache.allocate(tokens=1) for _ in range(cache.pages)]
+        for i in rng(3).permutation(cache.pages):
+            cache.free(single[i])
     key, value = (rng(i).standard_normal((2, N, D)).astype(dtype) for i in (1, 2))
     sequence, other = cache.allocate(), cache.allocate()
     for begin, end in (0, 700), (700, N):
@@ -272,7 +276,7 @@ def test_what_is_appended_is_rounded(dtype):
     cache.append(sequence, np.zeros((1, 1, 3)), values)
     with np.errstate(over="ignore"):
         expected = values.astype(dtype)
-    assert_same_bits(cache._values[cache.pages_of(sequence)[0], :, :1], expected)
+    assert_same_bits(cache._pool.values[cache.pages_of(sequence)[0], :, :1], expected)
 
 
 # Who owns which page.
@@ -417,6 +421,20 @@ def test_sequences_of_any_kind(kind):
     assert cache.length(np.int32(second)) == 6
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_copies_are_independent(copied):
+    cache = small_cache()
+    first = with_tokens(cache, 6)
+    second = cache.fork(first)
+    twin = copied(cache)
+    assert state(twin) == state(cache)
+    for one, fill in (cache, 5), (twin, 7):
+        one.append([second], *one_token(one, fill=fill))
+    for one, fill in (cache, 5), (twin, 7):
+        assert tokens_of(one, second)[0][:, 0, 0].tolist() == [1] * 6 + [fill]
+        assert tokens_of(one, first)[0][:, 0, 0].tolist() == [1] * 6
+
+
 # Any history, against lists.
 
 
@@ -530,8 +548,8 @@ class History(RuleBasedStateMachine):
         owned = [cache.pages_of(sequence) for sequence in self.model]
         holders = collections.Counter(page for pages in owned for page in pages)
         assert cache.free_pages == self.PAGES - len(holders)
-        assert not holders.keys() & set(cache._free) and len(set(cache._free)) == len(cache._free)
-        assert [holders[page] for page in range(self.PAGES)] == cache._owners
+        assert not holders.keys() & set(cache._pool.free) and len(set(cache._pool.free)) == len(cache._pool.free)
+        assert [holders[page] for page in range(self.PAGES)] == cache._pool.owners
         for pages, tokens in zip(owned, self.model.values()):
             assert len(set(pages)) == len(pages) >= -(-len(tokens) // cache.page_size)
             assert all(holders[page] == 1 for page in pages[-(-len(tokens) // cache.page_size) :])
@@ -539,7 +557,7 @@ class History(RuleBasedStateMachine):
     def teardown(self):
         for sequence in self.model:
             self.cache.free(sequence)
-        assert self.cache.free_pages == self.PAGES and not any(self.cache._owners)
+        assert self.cache.free_pages == self.PAGES and not any(self.cache._pool.owners)
 
 
 TestHistory = History.TestCase
