@@ -6,7 +6,7 @@ import numpy as np
 
 from . import _core, _kernels
 from ._gradients import Gradients
-from ._problem import Problem, flat_batches, part_of, plain_array, sum_dtype
+from ._problem import Problem, plain_array, sum_dtype
 from ._varlen import check_options, heads_first, one_batch, packed_arrays, thread_count
 
 
@@ -145,21 +145,16 @@ def _run(problem, out, lse, grad_out, grad_lse, grad_query, grad_key, grad_value
     """Fill the gradients, and delta.  grad_bias is zeros at first; the others have the axes `lead` of the problem."""
     shape = (*problem.lead, problem.heads, problem.q_len, problem.kv_len)
     shared_bias = None if grad_bias is None else np.broadcast_to(grad_bias, shape)
-    rows = (lse, grad_lse, delta)
-    arrays = (
-        problem.query, problem.key, problem.value, out, grad_out, problem.mask, problem.bias, grad_query, grad_key,
-        grad_value, shared_bias, *(None if x is None else x[..., None] for x in rows),
+    lse, grad_lse, delta = (None if x is None else x[..., None] for x in (lse, grad_lse, delta))
+    arrays = dict(
+        query=problem.query, key=problem.key, value=problem.value, out=out, lse=lse, grad_out=grad_out,
+        grad_lse=grad_lse, mask=problem.mask, bias=problem.bias, grad_query=grad_query, grad_key=grad_key,
+        grad_value=grad_value, grad_bias=shared_bias, delta=delta,
     )  # fmt: skip
-    for parts, batches in flat_batches(problem.lead, arrays):
-        query, key, value, part_out, part_grad, mask, bias, grad_q, grad_k, grad_v, grad_b, *rows = parts
-        _core.attend_backward(
-            _kernels.default, query, key, value, out=part_out, lse=rows[0], grad_out=part_grad, grad_lse=rows[1],
-            grad_query=grad_q, grad_key=grad_k, grad_value=grad_v, grad_bias=grad_b, delta=rows[2],
-            mask=mask, bias=bias, begin_shift=part_of(problem.begin_shift, batches),
-            end_shift=part_of(problem.end_shift, batches), q_offset=part_of(problem.q_offset, batches),
-            kv_lengths=part_of(problem.kv_lengths, batches), scale=problem.scale, softcap=problem.softcap,
-            alibi_slopes=part_of(problem.alibi_slopes, batches), threads=problem.threads,
-        )  # fmt: skip
+    arrays, numbers = problem.in_order(arrays, problem.numbers(), shared_bias)
+    _core.attend_backward(
+        _kernels.default, **arrays, **numbers, scale=problem.scale, softcap=problem.softcap, threads=problem.threads
+    )
 
 
 def _run_packed(

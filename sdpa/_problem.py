@@ -140,7 +140,7 @@ class Problem:
 
     def plan(self, kernel):
         return Plan(*_core.plan(
-            kernel, self.query, self.key, self.value, batches=math.prod(self.lead), scale=self.scale,
+            kernel, self.query, self.key, self.value, scale=self.scale,
             bounded=self.begin_shift is not None or self.end_shift is not None, threads=self.threads,
         ))  # fmt: skip
 
@@ -177,26 +177,39 @@ class Problem:
     def run(self, kernel, *, out=None, weights=None, lse=None, **more):
         """Fill `out` or `weights` (lead, H, M, E or N) and `lse` (lead, H, M).  There may be `more` of what `attend`
         takes: scales of int8, with one axis of batches, or v."""
-        arrays = (self.query, self.key, self.value, _four_axes(out), weights, self.mask, self.bias,
-                  None if lse is None else lse[..., None])  # fmt: skip
         if self.query.shape[-1] == 0:  # nothing to compare: every row sees nothing
             for result, empty in ((out, 0), (weights, 0), (lse, -np.inf)):
                 if result is not None:
                     result[...] = empty
             return
-        for parts, batches in flat_batches(self.lead, arrays):
-            query, key, value, part_out, part_weights, mask, bias, part_lse = parts
-            _core.attend(
-                kernel, query, key, value=value, out=part_out, weights=part_weights, lse=part_lse, mask=mask, bias=bias,
-                begin_shift=part_of(self.begin_shift, batches), end_shift=part_of(self.end_shift, batches),
-                q_offset=part_of(self.q_offset, batches), kv_lengths=part_of(self.kv_lengths, batches),
-                scale=self.scale, softcap=self.softcap, sinks=part_of(self.sinks, batches),
-                alibi_slopes=part_of(self.alibi_slopes, batches), threads=self.threads, **more,
-            )  # fmt: skip
+        arrays = dict(
+            query=self.query, key=self.key, value=self.value, out=_four_axes(out), weights=weights,
+            lse=None if lse is None else lse[..., None], mask=self.mask, bias=self.bias,
+        )  # fmt: skip
+        arrays, numbers = self.in_order(arrays, self.numbers() | dict(sinks=self.sinks))
+        _core.attend(kernel, **arrays, **numbers, scale=self.scale, softcap=self.softcap, threads=self.threads, **more)
 
+    def numbers(self):
+        """What differs between batches, besides the arrays: one axis for all of `lead`."""
+        return dict(
+            begin_shift=self.begin_shift, end_shift=self.end_shift, q_offset=self.q_offset, kv_lengths=self.kv_lengths,
+            alibi_slopes=self.alibi_slopes,
+        )  # fmt: skip
 
-def part_of(array, batches):
-    return None if array is None else array[batches]
+    def in_order(self, arrays, numbers, shared_bias=None):
+        """Both, with the batches in the order in which those of query lie in memory.  Axes of `lead` along which
+        `shared_bias` is broadcast come first."""
+        axes = range(len(self.lead))
+        shared = [shared_bias is not None and shared_bias.strides[axis] == 0 for axis in axes]
+        order = sorted(axes, key=lambda axis: (0, 0) if shared[axis] else (1, -abs(self.query.strides[axis])))
+        if order == list(axes):
+            return arrays, numbers
+        batches = np.arange(math.prod(self.lead)).reshape(self.lead).transpose(order).ravel()
+        axes = (*order, *range(len(order), len(order) + 3))
+        return (
+            {name: None if x is None else x.transpose(axes) for name, x in arrays.items()},
+            {name: None if x is None else x[batches] for name, x in numbers.items()},
+        )
 
 
 def _four_axes(array):
@@ -204,24 +217,6 @@ def _four_axes(array):
     if array is None or array.ndim > 3:
         return array
     return array[(None,) * (4 - array.ndim)]
-
-
-def flat_batches(lead, arrays):
-    """Yields the arrays with exactly one leading axis, and which batches these are, without a copy: all at once where
-    the leading axes fold into one, else one slice of the first axes after the other."""
-    if len(lead) == 1:
-        yield arrays, slice(None)
-        return
-    if all(x is None or _folds(x.shape[: len(lead)], x.strides) for x in arrays):
-        yield [None if x is None else x.reshape(math.prod(lead), *x.shape[-3:]) for x in arrays], slice(None)
-        return
-    size = lead[-1]
-    for number, index in enumerate(np.ndindex(*lead[:-1])):
-        yield [None if x is None else x[index] for x in arrays], slice(number * size, (number + 1) * size)
-
-
-def _folds(shape, strides):
-    return all(strides[i] == strides[i + 1] * shape[i + 1] for i in range(len(shape) - 1))
 
 
 def plain_array(name, array):

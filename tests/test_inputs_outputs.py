@@ -4,7 +4,19 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import HALF, LAYOUTS, assert_same_bits, draw, float32, nan, on_kernels, rng, run_python
+from conftest import (
+    HALF,
+    LAYOUTS,
+    LEADING,
+    assert_same_bits,
+    counted,
+    draw,
+    float32,
+    nan,
+    on_kernels,
+    rng,
+    run_python,
+)
 
 import sdpa
 from sdpa import reference
@@ -69,6 +81,34 @@ def test_out_is_laid_out_like_query(kernel, layout):
     query, key, value = draw(E=20)
     query = LAYOUTS[layout](query)
     assert sdpa.attention(query, key, value).strides == np.empty_like(query).strides
+
+
+@pytest.mark.parametrize("M", [2, 30], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("layout", LEADING)
+def test_leading_axes_are_one_call(kernel, monkeypatch, layout, M):
+    """Whatever their strides; with everything that may differ from batch to batch."""
+    query, key, value = (x.reshape(2, 3, *x.shape[1:]) for x in draw(B=6, M=M, N=150))
+    options = dict(
+        mask=rng(1).random((2, 3, 4, M, 150)) < 0.7, bias=rng(2).standard_normal((2, 3, 1, 1, 150)),
+        q_offset=np.arange(120, 126).reshape(2, 3), kv_lengths=np.arange(145, 151).reshape(2, 3),
+        sinks=rng(3).standard_normal((2, 3, 4)), alibi_slopes=rng(4).random((2, 3, 4)),
+    )  # fmt: skip
+    given = dict(query=query, key=key, value=value) | options
+    views = {name: LEADING[layout](x) for name, x in given.items()}
+    copies = {name: np.array(x, order="C") for name, x in views.items()}
+    out = LEADING["turned"](np.full((*views["query"].shape[:-1], 12), nan, np.float32))
+    batches = counted(monkeypatch, "attend")
+    result, lse = sdpa.attention(**views, causal=True, return_lse=True, out=out)
+    expected, expected_lse = sdpa.attention(**copies, causal=True, return_lse=True)
+    assert_same_bits(result, expected)
+    assert_same_bits(lse, expected_lse)
+    del views["value"], copies["value"]
+    weights = sdpa.attention_weights(**views, causal=True)
+    assert_same_bits(weights, sdpa.attention_weights(**copies, causal=True))
+    assert batches == [6] * 4
+    for index in np.ndindex(weights.shape[:-3]):
+        alone = {name: x[index] for name, x in copies.items()}
+        assert_same_bits(weights[index], sdpa.attention_weights(**alone, causal=True))
 
 
 def overlapping():
