@@ -193,8 +193,7 @@ def _grad_packed_sinks(sinks, q_starts, lse, delta, given):
 def _sum_sinks(sinks, lse, delta, axis):
     """A sink is a key whose value is 0: the sum over rows of exp(sink - lse) (0 - delta)."""
     with np.errstate(over="ignore", invalid="ignore"):
-        by_row = np.where(np.isneginf(lse), 0, np.exp(sinks - lse) * -delta.astype(np.float64))
-    return by_row.sum(axis)
+        return np.where(np.isneginf(lse), 0, np.exp(sinks - lse) * -delta.astype(np.float64)).sum(axis)
 
 
 def _like_floats(grad, given):

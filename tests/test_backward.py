@@ -1,5 +1,6 @@
 """Gradients of the compiled engine: the oracle, differences and torch; bits, edges, memory, errors; on every kernel."""
 
+import functools
 import itertools
 import tracemalloc
 
@@ -390,6 +391,22 @@ def test_a_bias_that_hides_has_no_gradient_there(kernel, dtype):
 def test_sinks(kernel, dtype, shape, sinks_dtype):
     arrays = draw(dtype=dtype)
     check(*arrays, sinks=np.asarray(rng(1).standard_normal(shape) * 3).astype(sinks_dtype), causal=True)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_sums_for_sinks_that_overflow(packed):
+    """They are inf, without a warning."""
+    query, sinks = np.ones((4, 4, 1)), np.full(4, 50.0)  # which have nearly all of the weight
+    forward, backward = sdpa.attention, sdpa.attention_backward
+    if packed:
+        forward, backward = (
+            functools.partial(call, cu_seqlens_q=[0, 4])
+            for call in (sdpa.attention_varlen, sdpa.attention_varlen_backward)
+        )
+    out, lse = forward(query, query, query, sinks=sinks, return_lse=True)
+    for grad_lse in 1e308, -1e308:
+        grads = backward(0 * out, query, query, query, out, lse, grad_lse=np.full(lse.shape, grad_lse), sinks=sinks)
+        assert (grads.sinks == np.copysign(inf, grad_lse)).all()
 
 
 def test_sinks_of_minus_inf_are_none(kernel):
