@@ -32,7 +32,8 @@ def attention_backward(
 
     What was used several times, a broadcast input or a key/value head that query heads share, gets the sum over its
     uses.  A query and a key that do not see each other add exactly 0, whatever the arrays hold for them, NaN included:
-    the gradient of a query that sees no key is 0, as is that of a key that no query sees.
+    the gradient of a query that sees no key is 0, as is that of a key that no query sees.  The lse of such a query is
+    its sink, which gets its grad_lse.
 
     The scores are computed anew, a block at a time.  The bits do not depend on the number of threads.
 
@@ -60,12 +61,13 @@ def attention_backward(
     if not all(problem.query.shape[-3:]) or not all(problem.key.shape[-3:-1]):  # nothing that sees anything
         for grad in grads:
             grad[...] = 0
+        _let_lse_through(delta, grad_lse, ...)
     else:
         _run(problem, out, lse, grad_out, grad_lse, *grads, grad_bias, delta)
     return Gradients(
         *(_like(x, given[name]) for x, name in zip(grads, ("query", "key", "value"))),
         None if bias is None else _like(grad_bias, given["bias"]),
-        None if sinks is None else _grad_sinks(problem, lse, delta, sinks),
+        None if sinks is None else _grad_sinks(problem, out, lse, delta, grad_lse, sinks),
     )
 
 
@@ -103,10 +105,12 @@ def attention_varlen_backward(
     delta = None if sinks is None else np.zeros(lse.shape, wide)
     if query.size and options["kv_lengths"].any():
         _run_packed(options, k_starts[:-1], query, key, value, out, lse, grad_out, grad_lse, *grads, grad_bias, delta)
+    else:
+        _let_lse_through(delta, grad_lse, ...)
     return Gradients(
         *grads,
         None if bias is None else _like(grad_bias, given["bias"]),
-        None if sinks is None else _grad_packed_sinks(all_sinks, q_starts, lse, delta, sinks),
+        None if sinks is None else _grad_packed_sinks(all_sinks, q_starts, out, lse, delta, grad_lse, sinks),
     )
 
 
@@ -177,23 +181,36 @@ def _run_packed(
     )  # fmt: skip
 
 
-def _grad_sinks(problem, lse, delta, given):
-    sinks = problem.sinks.reshape(*problem.lead, problem.heads)
-    return _like_floats(_sum_sinks(sinks[..., None], lse, delta, axis=-1), given)
+def _grad_sinks(problem, out, lse, delta, grad_lse, given):
+    sinks = problem.sinks.reshape(*problem.lead, problem.heads, 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _like_floats(_sink_slopes(sinks, out, lse, delta, grad_lse).sum(axis=-1), given)
 
 
-def _grad_packed_sinks(sinks, q_starts, lse, delta, given):
-    """sinks (S, H); lse, delta (T, H)."""
+def _grad_packed_sinks(sinks, q_starts, out, lse, delta, grad_lse, given):
+    """sinks (S, H); out (T, H, E); lse, delta, grad_lse (T, H)."""
+    by_row = _sink_slopes(np.repeat(sinks, np.diff(q_starts), axis=0), out, lse, delta, grad_lse)
     by_sequence = np.zeros(sinks.shape)
-    for b, (first, end) in enumerate(itertools.pairwise(q_starts)):
-        by_sequence[b] = _sum_sinks(sinks[b], lse[first:end], delta[first:end], axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for b, (first, end) in enumerate(itertools.pairwise(q_starts)):
+            by_sequence[b] = by_row[first:end].sum(axis=0)
     return _like_floats(by_sequence, given)
 
 
-def _sum_sinks(sinks, lse, delta, axis):
-    """A sink is a key whose value is 0: the sum over rows of exp(sink - lse) (0 - delta)."""
+def _sink_slopes(sinks, out, lse, delta, grad_lse):
+    """A sink is a key whose value is 0: of each row exp(sink - lse) (0 - delta).  Of a row that saw the sink alone
+    grad_out does not count, NaN included."""
+    odd = ~np.isfinite(delta) & (lse == sinks.astype(lse.dtype))
+    if odd.any():
+        _let_lse_through(delta, grad_lse, odd & (out == 0).all(axis=-1))
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.where(np.isneginf(lse), 0, np.exp(sinks - lse) * -delta.astype(np.float64)).sum(axis)
+        return np.where(np.isneginf(lse), 0, np.exp(sinks - lse) * -delta.astype(np.float64))
+
+
+def _let_lse_through(delta, grad_lse, rows):
+    """delta of rows that saw no key: grad_out has no influence there."""
+    if delta is not None:
+        delta[rows] = 0 if grad_lse is None else -grad_lse[rows]
 
 
 def _like_floats(grad, given):

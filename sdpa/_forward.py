@@ -46,8 +46,8 @@ def attention(
 
     Returns
     -------
-    out, or (out, lse).  A query that sees no key gets zeros, and -inf as its lse.  What a hidden key holds, NaN
-    included, has no influence.
+    out, or (out, lse).  A query that sees no key gets zeros, and as its lse the sink of its head, or -inf without
+    sinks.  What a hidden key holds, NaN included, has no influence.
 
     >>> import numpy as np, sdpa
     >>> key = np.array([[0.0], [np.log(3.0)]])          # weights 1 and 3
@@ -95,7 +95,8 @@ def merge(outs, lses, *, out=None):
     """Join partial results over disjoint keys into the result over all of them.
 
     outs : a sequence of arrays (..., M, E).  lses : as many arrays (..., M).  Returns (out, lse), which can be merged
-    again.  A part that saw no key (lse -inf) has no influence.  Sinks belong into one of the parts only.
+    again.  A part that saw no key and has no sink (lse -inf) has no influence.  Sinks belong into one of the parts
+    only, whichever.
 
     >>> import numpy as np, sdpa
     >>> q, k, v = np.ones((2, 4)), np.ones((6, 4)), np.arange(6.0)[:, None]

@@ -179,7 +179,8 @@ class Problem:
         """Fill `out` or `weights` (lead, H, M, E or N) and `lse` (lead, H, M).  There may be `more` of what `attend`
         takes: scales of int8, with one axis of batches, or v."""
         if self.query.shape[-1] == 0:  # nothing to compare: every row sees nothing
-            for result, empty in ((out, 0), (weights, 0), (lse, -np.inf)):
+            sinks = -np.inf if self.sinks is None else self.sinks.reshape(*self.lead, self.heads, 1)
+            for result, empty in ((out, 0), (weights, 0), (lse, sinks)):
                 if result is not None:
                     result[...] = empty
             return

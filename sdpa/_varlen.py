@@ -34,7 +34,7 @@ def attention_varlen(
 
     T and U are the queries and the keys of all sequences together.  Sequence b is what `attention` gives for the
     queries from cu_seqlens_q[b] to cu_seqlens_q[b + 1] and the keys from cu_seqlens_k[b] to cu_seqlens_k[b + 1].
-    Any of them may be empty: queries without keys get zeros, and -inf as lse.
+    Any of them may be empty: queries without keys get zeros, and as lse their sink, or -inf.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def _attend_sequences(
     if not query.size or not kv_lengths.any():  # nothing to compare: every row sees nothing
         out[...] = 0
         if lse is not None:
-            lse[...] = -np.inf
+            lse[...] = -np.inf if sinks is None else np.repeat(sinks, np.diff(q_starts), axis=0)
         return
     threads = thread_count(threads, query, value, kv_lengths)
     query, out = heads_first(query), heads_first(out)

@@ -168,6 +168,12 @@ SCORES = {
 OPTIONS = {"nothing": lambda B, H, M, N: {}} | GEOMETRY | SEEN | SCORES
 
 
+def blind_lse(lse, options):
+    """What the lse (..., H, M) of rows that see no key is: the sinks, or -inf."""
+    sinks = options.get("sinks")
+    return np.broadcast_to(-inf if sinks is None else np.asarray(sinks)[..., None], lse.shape).astype(lse.dtype)
+
+
 def rng(seed):
     return np.random.default_rng(seed)
 

@@ -27,7 +27,8 @@ def attention(
     scale : 1 / sqrt(D) by default.       softcap : positive, bounds the scores before bias and masks.
     sinks : (H), one more logit in the denominator of each row, without a value; neither scaled nor capped.
     alibi_slopes : (H) or (B, H).
-    return_lse : return (out, lse); lse is the natural log of the sum of exp(score), exp(sink) included.
+    return_lse : return (out, lse); lse is the natural log of the sum of exp(score), exp(sink) included: of a row that
+        sees no key the sink, or -inf without one.
     out : an array of any float dtype to write the result to.
 
     >>> import numpy as np
@@ -99,8 +100,9 @@ def attention_backward(
     over the rows of exp(sink - lse) (0 - delta). What was broadcast gets the sum over its uses, and so does a key head
     that several query heads share.
 
-    Gradients have the shapes of the inputs. They are 0 for a row that sees no key (lse -inf) and for pairs that do
-    not see each other, whatever grad_out, query, key, value or bias hold there. A key whose score is -inf is not seen.
+    Gradients have the shapes of the inputs. They are 0 for a row that sees no key and for pairs that do not see each
+    other, whatever grad_out, query, key, value or bias hold there; but the lse of a row that sees no key is its sink,
+    which gets its grad_lse. A key whose score is -inf is not seen.
 
     >>> import numpy as np
     >>> query, key, value = np.array([[1.0]]), np.array([[0.0], [np.log(3)]]), np.array([[8.0], [4.0]])
@@ -190,7 +192,8 @@ def attention_weights(
 def merge(outs, lses, *, out=None, dtype=None):
     """Join partial results over disjoint keys: outs (..., M, E) and lses (..., M) of parts give (out, lse).
 
-    A part weighs exp(lse), as a key weighs exp(score). One with lse -inf saw no key and has no influence.
+    A part weighs exp(lse), as a key weighs exp(score). One with lse -inf saw neither a key nor a sink and has no
+    influence.
     """
     outs, lses = list(outs), list(lses)
     value = np.stack([to_float("outs", part, dtype) for part in outs], axis=-2)  # (..., M, parts, E)
@@ -330,7 +333,7 @@ def softmax(score, seen, sinks=-np.inf):
         weight = np.exp(score - high)
         total = weight.sum(axis=-1, keepdims=True) + np.exp(sinks - high)
         weight = np.where(seen, weight / np.where(total == 0, 1, total), 0)
-        lse = np.where(seen.any(axis=-1, keepdims=True), high + np.log(total), -np.inf)
+        lse = np.where(seen.any(axis=-1, keepdims=True), high + np.log(total), sinks)
     return weight, lse[..., 0]
 
 
@@ -357,7 +360,7 @@ def differentiate(grad_out, out, lse, grad_lse, value, seen, score, steepness, s
     seen = seen & (score != -np.inf) & (lse != -np.inf)
     with np.errstate(invalid="ignore", over="ignore"):
         weight = rounded(np.where(seen, np.exp(score - lse), 0), dtype)
-        delta = (grad_out * out).sum(axis=-1, keepdims=True) - grad_lse
+        delta = np.where(seen.any(axis=-1, keepdims=True), (grad_out * out).sum(axis=-1, keepdims=True), 0) - grad_lse
         grad_score = np.where(seen, weight * (grad_out @ value.swapaxes(-1, -2) - delta), 0)
         grad_product = rounded(np.where(seen, grad_score * steepness, 0), dtype)
         grad_sink = np.where(lse == -np.inf, 0, np.exp(sink - lse) * -delta)
