@@ -6,7 +6,7 @@ import numpy as np
 
 from . import _core, _kernels
 from ._gradients import Gradients
-from ._problem import Problem, plain_array, sum_dtype
+from ._problem import Problem, may_hold, plain_array, sum_dtype
 from ._varlen import check_options, heads_first, one_batch, packed_arrays, thread_count
 
 
@@ -18,9 +18,10 @@ def attention_backward(
 
     Parameters
     ----------
-    grad_out : the derivatives of L by the elements of `out`, in an array of its shape and dtype.
+    grad_out : the derivatives of L by the elements of `out`, in an array of its shape and of the dtype of query.
     query, key, value, and the options : as they were given to `attention`.
-    out, lse : what `attention` returned for them, with return_lse=True.
+    out, lse : what `attention` returned for them, with return_lse=True.  Where query is of a half type, better give
+        `attention` an `out` of float32: gradients of query and key are differences, in which its rounding may be large.
     grad_lse : the derivatives of L by the elements of `lse`, likewise; None where L was computed from `out` alone.
     threads : as for `attention`.
 
@@ -119,12 +120,13 @@ def check_results(grad_out, out, lse, grad_lse, shape, dtype):
     given = [plain_array("grad_out", grad_out), plain_array("out", out), plain_array("lse", lse)]
     given.append(None if grad_lse is None else plain_array("grad_lse", grad_lse))
     expected = [shape, shape, shape[:-1], shape[:-1]]
-    dtypes = [dtype, dtype, sum_dtype(dtype), sum_dtype(dtype)]
+    dtypes = [dtype, dtype, sum_dtype(dtype), sum_dtype(dtype)]  # out may be wider: unrounded
     for name, array, size, kind in zip(("grad_out", "out", "lse", "grad_lse"), given, expected, dtypes):
         if array is None:
             continue
-        if array.dtype != kind:
-            raise TypeError(f"{name} has dtype {array.dtype}: for a query of {dtype} it must be {kind}")
+        if array.dtype != kind and not (name == "out" and may_hold(array.dtype, kind)):
+            rule = f"it must be {kind}{' or wider' if name == 'out' else ''}"
+            raise TypeError(f"{name} has dtype {array.dtype}: for a query of {dtype} {rule}")
         if array.shape != size:
             raise ValueError(f"{name} has shape {array.shape}: for these query, key and value it must be {size}")
     return given

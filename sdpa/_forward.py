@@ -19,7 +19,8 @@ def attention(
 
     With 2 axes B and H are 1 and absent, with 3 B is; more leading axes, up to 32 axes in all, are batches; leading
     axes broadcast.  float16, ml_dtypes.bfloat16, float32 or float64; key and value may be narrower than query, but
-    float16 and bfloat16 do not meet.  Sums and softmax are float32 at least.  The result has the dtype of query and is laid out like it.
+    float16 and bfloat16 do not meet.  Sums and softmax are float32 at least.  The result has the dtype of query and is
+    laid out like it.
 
     Scores are `scale * (query . key)`, then `softcap * tanh(score / softcap)`, then `+ bias`, then
     `- alibi_slope * |distance|`, then masks.
@@ -41,7 +42,8 @@ def attention(
     sinks : (H).  One more logit in the denominator, with no value; neither scaled nor capped.
     alibi_slopes : (H) or (B, H).
     return_lse : also return the logarithm of the sum of exp(score), (B, H, M); natural, float32 (float64 for float64).
-    out : the array to fill and return.  It must not overlap an input.
+    out : the array to fill and return.  It must not overlap an input.  One of a wider dtype than query takes the result
+        as it was summed, unrounded: for partial results that are merged, and for gradients.
     threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
 
     Returns
@@ -95,8 +97,8 @@ def merge(outs, lses, *, out=None):
     """Join partial results over disjoint keys into the result over all of them.
 
     outs : a sequence of arrays (..., M, E).  lses : as many arrays (..., M).  Returns (out, lse), which can be merged
-    again.  A part that saw no key and has no sink (lse -inf) has no influence.  Sinks belong into one of the parts
-    only, whichever.
+    again; an `out` of a wider dtype than the parts takes the result unrounded.  A part that saw no key and has no sink
+    (lse -inf) has no influence.  Sinks belong into one of the parts only, whichever.
 
     >>> import numpy as np, sdpa
     >>> q, k, v = np.ones((2, 4)), np.ones((6, 4)), np.arange(6.0)[:, None]
@@ -134,7 +136,7 @@ def _numbered(name, parts):
 def _merge(outs, lses, out):
     """sum of exp(lse) * out over the parts, divided by the sum of exp(lse)."""
     seen = np.stack(lses) != -np.inf
-    wide = sum_dtype(out.dtype)
+    wide = sum_dtype(outs[0].dtype)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         lses = np.stack([x.astype(np.float64) for x in lses])
         high = lses.max(axis=0)

@@ -308,12 +308,18 @@ def flag(name, given):
     return bool(given)
 
 
-def check_out(out, shape, dtype, inputs):
+def may_hold(dtype, result):
+    """Whether an array of `dtype` takes a result whose dtype is `result`: that, or, unrounded, a wider one of ours."""
+    return dtype == result or (is_float(dtype) and dtype.itemsize > result.itemsize)
+
+
+def check_out(out, shape, dtype, inputs, wider=True):
     """`out` can take a result of `shape` and `dtype` without touching the inputs (name: array)."""
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out is of type {type(out).__name__}: it must be an array")
-    if out.shape != shape or out.dtype != dtype:
-        raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}: the result has {shape} and {dtype}")
+    if out.shape != shape or not (may_hold(out.dtype, dtype) if wider else out.dtype == dtype):
+        given, rule = f"shape {out.shape} and dtype {out.dtype}", f"{dtype}{', or a wider one' if wider else ''}"
+        raise ValueError(f"out has {given}: the result has {shape} and {rule}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")
     if out.size and _overlaps_itself(out):

@@ -9,12 +9,16 @@ from conftest import (
     LAYOUTS,
     LEADING,
     assert_same_bits,
+    bfloat16,
     counted,
     draw,
+    float16,
     float32,
+    float64,
     nan,
     on_kernels,
     rng,
+    rounds_weights,
     run_python,
 )
 
@@ -63,6 +67,58 @@ def test_out_is_filled_and_returned(kernel, layout, dtype):
     assert_same_bits(out, expected)
     result, lse = sdpa.attention(*arrays, out=out, return_lse=True)
     assert result is out and lse.shape == expected.shape[:-1]
+
+
+WIDER = {"float16": [float32, float64], "bfloat16": [float32, float64], "float32": [float64]}
+
+
+def calls_with_out(query, key, value):
+    """All that takes `out`, with what it gives from the whole of its arguments; M tokens of two heads."""
+    M = query.shape[2]
+    yield "dense", lambda **more: sdpa.attention(query, key, value, causal=True, **more)
+    turned = [x[0].swapaxes(0, 1) for x in (query, key, value)]
+    where = dict(cu_seqlens_q=[0, 1, M], cu_seqlens_k=[0, 20, key.shape[2]])
+    yield "packed", lambda **more: sdpa.attention_varlen(*turned, **where, **more)
+    for name, options in {"cache": {}, "int8": dict(dtype=np.int8), "window": dict(window=30, keep=2)}.items():
+        cache = sdpa.KVCache(2, 2, 32, value_dim=40, **dict(dtype=query.dtype) | options)
+        cache.append(key, value)
+        yield name, lambda cache=cache, **more: cache.attend(query, **more)
+    pages = sdpa.PagedKVCache(40, 8, 2, 32, value_dim=40, dtype=query.dtype)
+    pages.append(pages.allocate(), key[0], value[0])
+    yield "pages", lambda **more: pages.attend(query[0], 0, **more)
+    yield "packed pages", lambda **more: pages.attend(turned[0], [0], cu_seqlens_q=[0, M], **more)
+    network = dict(w_query=np.ones((3, 32)), w_key=np.ones((3, 32)), v=np.ones(3))
+    yield "additive", lambda **more: sdpa.additive_attention(query, key, value, **network, **more)
+    parts = [sdpa.attention(query, key, value, window=(None, n), return_lse=True) for n in (0, -40)]
+    yield "merge", lambda **more: sdpa.merge(*zip(*parts), **more)[0]
+
+
+@on_kernels({"float32": float32}, HALF)
+@pytest.mark.parametrize("M", [2, 70], ids=["few rows", "many rows"])
+def test_a_wider_out_takes_the_unrounded_result(kernel, dtype, M):
+    """What it takes is as exact as sums in float32, and rounded it is the result."""
+    query, key, value = draw(H=2, M=M, N=150, D=32, E=40, dtype=dtype)
+    exact = dict(dense=reference.attention(query, key, value, causal=True))
+    for name, call in calls_with_out(query, key, value):
+        expected = call()
+        for wider in WIDER[np.dtype(dtype).name]:
+            for layout in LAYOUTS["contiguous"], LAYOUTS["every third column"], LAYOUTS["heads inside"]:
+                out = layout(np.full(expected.shape, nan, wider))
+                assert call(out=out) is out or name == "merge"
+                assert_same_bits(out.astype(dtype), expected)
+                assert dtype == float32 or (out != expected).any(), name
+                assert_same_bits(out, out.astype(float32).astype(wider))
+                if name == "dense" and not rounds_weights(query, key, value):
+                    np.testing.assert_allclose(out, exact[name], rtol=1e-5, atol=2e-6)
+
+
+def test_no_other_dtype_of_out():
+    arrays = draw(H=2, N=150, D=32, E=40, dtype=float16)
+    for _, call in calls_with_out(*arrays):
+        shape = call().shape
+        for dtype in bfloat16, np.int64, np.complex128, ">f4":
+            with pytest.raises(ValueError, match=f"out has shape .*{np.dtype(dtype)}.*float16, or a wider one"):
+                call(out=np.zeros(shape, dtype))
 
 
 @pytest.mark.parametrize("M, E", [(2, 13), (35, 13), (35, 45)])

@@ -29,7 +29,7 @@ def attention(
     alibi_slopes : (H) or (B, H).
     return_lse : return (out, lse); lse is the natural log of the sum of exp(score), exp(sink) included: of a row that
         sees no key the sink, or -inf without one.
-    out : an array of any float dtype to write the result to.
+    out : an array of any float dtype to write the result to, which is not rounded to `dtype` then.
 
     >>> import numpy as np
     >>> keys, values = np.array([[0.0], [np.log(3)]]), np.array([[8.0], [4.0]])
@@ -41,8 +41,8 @@ def attention(
         q, k, leading, dtype, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
         kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
     )  # fmt: skip
-    result = cast(weighted_sum(weight, v, seen), dtype)
-    result = deliver(result.reshape(result.shape[-rank:]), out, query, key, value, mask, bias)
+    result = weighted_sum(weight, v, seen)
+    result = deliver(result.reshape(result.shape[-rank:]), dtype, out, query, key, value, mask, bias)
     return (result, lse.reshape(result.shape[:-1])) if return_lse else result
 
 
@@ -66,15 +66,15 @@ def attention_varlen(
         sinks=sinks, alibi_slopes=alibi_slopes,
     )  # fmt: skip
     tokens, heads, _ = query.shape
-    result = np.zeros((tokens, heads, value.shape[2]), np.float64 if dtype is None else dtype)
+    result = np.zeros((tokens, heads, value.shape[2]), arithmetic(dtype))
     lse = np.zeros((tokens, heads), arithmetic(dtype))
     for q, k, own in sequences:
-        own_out, own_lse = attention(
+        _, own_lse = attention(
             query[q].swapaxes(0, 1), key[k].swapaxes(0, 1), value[k].swapaxes(0, 1), causal=causal, window=window,
-            scale=scale, softcap=softcap, return_lse=True, dtype=dtype, **own,
+            scale=scale, softcap=softcap, return_lse=True, out=result[q].swapaxes(0, 1), dtype=dtype, **own,
         )  # fmt: skip
-        result[q], lse[q] = own_out.swapaxes(0, 1), own_lse.T
-    result = deliver(result, out, query, key, value, mask, bias)
+        lse[q] = own_lse.T
+    result = deliver(result, dtype, out, query, key, value, mask, bias)
     return (result, lse) if return_lse else result
 
 
@@ -147,7 +147,7 @@ def attention_varlen_backward(
     )  # fmt: skip
     tokens, heads, _ = query.shape
     grad_out = like_result("grad_out", grad_out, (tokens, heads, value.shape[2]), 3, dtype)
-    out = like_result("out", out, grad_out.shape, 3, dtype)
+    out = like_result("out", out, grad_out.shape, 3, arithmetic(dtype))
     lse = like_result("lse", lse, (tokens, heads), 2, arithmetic(dtype))
     grad_lse = None if grad_lse is None else like_result("grad_lse", grad_lse, lse.shape, 2, arithmetic(dtype))
     longest = max((k.stop - k.start for _, k, _ in sequences), default=0)
@@ -203,7 +203,7 @@ def merge(outs, lses, *, out=None, dtype=None):
     seen = score != -np.inf
     weight, lse = softmax(score, seen)
     result = weighted_sum(weight[..., None, :], value, seen[..., None, :])[..., 0, :]
-    return deliver(cast(result, dtype), out, *outs, *lses), lse
+    return deliver(result, dtype, out, *outs, *lses), lse
 
 
 def scaled_dot_product_attention(
@@ -399,9 +399,8 @@ def like_results(grad_out, out, lse, grad_lse, shape, rank, dtype):
     """The gradients by results and these, with all axes: grad_out and out of `shape` (..., H, M, E), lse and grad_lse
     (..., H, M, 1)."""
     grad_lse = np.zeros(np.shape(lse)) if grad_lse is None else grad_lse
-    grad_out, out = (
-        like_result(name, array, shape, rank, dtype) for name, array in (("grad_out", grad_out), ("out", out))
-    )
+    grad_out = like_result("grad_out", grad_out, shape, rank, dtype)
+    out = like_result("out", out, shape, rank, arithmetic(dtype))
     lse, grad_lse = (
         like_result(name, array, shape[:-1], rank - 1, arithmetic(dtype))[..., None]
         for name, array in (("lse", lse), ("grad_lse", grad_lse))
