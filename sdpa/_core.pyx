@@ -437,8 +437,8 @@ def attend(
     cdef sdpa_problem p
     cdef int64_t[::1] unit_starts
     cdef list tables = []
-    take_arguments(&p, tables, query, key, value, out, weights, lse, mask, bias, begin_shift, end_shift, q_offset, kv_lengths,
-                   scale, softcap, alibi_slopes, q_starts, k_starts)
+    take_arguments(&p, tables, query, key, value, out, weights, lse, mask, bias, begin_shift, end_shift, q_offset,
+                   kv_lengths, scale, softcap, alibi_slopes, q_starts, k_starts)
     if sinks is not None:
         p.sinks = &sinks[0, 0]
     if v is not None:
@@ -461,7 +461,8 @@ cdef sdpa_array array_if(cnp.ndarray array, list tables):
 
 cdef int take_arguments(
     sdpa_problem *p, list tables, cnp.ndarray query, cnp.ndarray key, cnp.ndarray value, cnp.ndarray out,
-    cnp.ndarray weights, cnp.ndarray lse, cnp.ndarray mask, cnp.ndarray bias, const int64_t[::1] begin_shift, const int64_t[::1] end_shift,
+    cnp.ndarray weights, cnp.ndarray lse, cnp.ndarray mask, cnp.ndarray bias,
+    const int64_t[::1] begin_shift, const int64_t[::1] end_shift,
     const int64_t[::1] q_offset, const int64_t[::1] kv_lengths, double scale, double softcap,
     const double[:, ::1] alibi_slopes, const int64_t[::1] q_starts, const int64_t[::1] k_starts,
 ) except -1:

@@ -171,7 +171,8 @@ cdef bint has_own_bias(const sdpa_problem *p, int64_t batches) noexcept:
     cdef const sdpa_array *bias = &p.grad_bias
     if bias.data == NULL:
         return False
-    return ((batches == p.batches or p.q_starts != NULL) and (bias.head != 0 or p.heads == 1) and bias.row != 0 and bias.column != 0)
+    return ((batches == p.batches or p.q_starts != NULL) and (bias.head != 0 or p.heads == 1)
+            and bias.row != 0 and bias.column != 0)
 
 
 cdef struct bias_plan:
@@ -286,10 +287,11 @@ def attend_backward(
     """
     cdef sdpa_problem p
     cdef list tables = []
-    take_arguments(&p, tables, query, key, value, out, None, lse, mask, bias, begin_shift, end_shift, q_offset, kv_lengths,
-                   scale, softcap, alibi_slopes, q_starts, k_starts)
+    take_arguments(&p, tables, query, key, value, out, None, lse, mask, bias, begin_shift, end_shift, q_offset,
+                   kv_lengths, scale, softcap, alibi_slopes, q_starts, k_starts)
     p.grad_out, p.grad_lse = with_batches(grad_out, tables), array_if(grad_lse, tables)
     p.grad_query, p.grad_key = with_batches(grad_query, tables), with_batches(grad_key, tables)
     p.grad_value = with_batches(grad_value, tables)
     p.grad_bias, p.delta = array_if(grad_bias, tables), array_if(delta, tables)
-    run_backward(&p, kernel.isa.kernel[purpose_of(&p)][0], 1 if grad_bias is None else own_batches(grad_bias), threads)
+    bias_batches = 1 if grad_bias is None else own_batches(grad_bias)
+    run_backward(&p, kernel.isa.kernel[purpose_of(&p)][0], bias_batches, threads)

@@ -202,6 +202,8 @@ class Problem:
         """Both, with the batches in the order in which those of query lie in memory.  Axes of `lead` along which
         `shared_bias` is broadcast come first."""
         axes = range(len(self.lead))
+        if len(axes) == 1:
+            return arrays, numbers
         shared = [shared_bias is not None and shared_bias.strides[axis] == 0 for axis in axes]
         order = sorted(axes, key=lambda axis: (0, 0) if shared[axis] else (1, -abs(self.query.strides[axis])))
         if order == list(axes):
@@ -382,7 +384,7 @@ def _lengths(kv_lengths, lead, kv_len):
     """`kv_len` is a number, or one for each."""
     lengths = _whole_numbers("kv_lengths", kv_lengths, lead)
     if ((lengths < 0) | (lengths > kv_len)).any():
-        raise ValueError(f"kv_lengths are {kv_lengths}: they must be from 0 to the number of keys, {kv_len}")
+        raise ValueError(f"kv_lengths are {kv_lengths}: they must be from 0 to the {kv_len} keys there are")
     return lengths
 
 
