@@ -94,10 +94,18 @@ static inline ALWAYS_INLINE void write_adjacent(char *at, int dtype, vf x)
 #endif
     if (dtype == REAL_DTYPE) vf_store((real *)at, x);
 }
+
+/* Whether it takes elements `stride` bytes apart.  What double becomes that is narrower (gradients of keys may be), and
+ * float that is wider (`out` may be), is rare, and written one by one. */
+static inline int writes_adjacent(const sdpa_array *array, ptrdiff_t stride)
+{
+    const int half = sizeof(real) == sizeof(float) && array->itemsize == 2;
+    return stride == array->itemsize && (array->dtype == REAL_DTYPE || half);
+}
+
 static inline void write_chunk(char *at, ptrdiff_t stride, int count, const sdpa_array *array, vf x)
 {
-    /* What double becomes that is narrower (gradients of keys may be) is rare. */
-    if (count == VL && stride == array->itemsize && (sizeof(real) == sizeof(float) || array->dtype == REAL_DTYPE)) {
+    if (count == VL && writes_adjacent(array, stride)) {
         write_adjacent(at, array->dtype, x);
         return;
     }
@@ -249,7 +257,7 @@ static inline ALWAYS_INLINE void store_whole_tile(const int dtype, char *const *
 static void store_transposed(const sdpa_array *array, const sdpa_task *t, char *const *rows_at, const real *columns,
                              int64_t first_column, int64_t width, const real *factor)
 {
-    const int adjacent = array->column == array->itemsize;
+    const int adjacent = writes_adjacent(array, array->column);
     for (int v = 0; v < t->vectors; ++v) {
         const int rows = t->rows - v * VL < VL ? t->rows - v * VL : VL;
         char *const *row_at = rows_at + v * VL;

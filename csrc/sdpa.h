@@ -20,8 +20,15 @@ typedef enum { SDPA_BOOL, SDPA_INT8, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, 
 typedef struct {
     char *data;
     ptrdiff_t batch, head, row, column;
+    const ptrdiff_t *batches; /* where each batch begins, in bytes, if no one stride says so; else NULL */
     int dtype, itemsize;
 } sdpa_array;
+
+/* Where a batch begins. */
+static inline char *sdpa_batch(const sdpa_array *array, int64_t batch)
+{
+    return array->data + (array->batches ? array->batches[batch] : batch * array->batch);
+}
 
 typedef struct {
     int64_t batches, heads, kv_heads, q_len, kv_len, dim, value_dim;

@@ -65,7 +65,7 @@ static inline void *divisor(const sdpa_problem *p, const sdpa_task *t)
 static inline double log_of(double x) { return sizeof(real) == sizeof(float) ? (double)logf((float)x) : log(x); }
 
 /* One row at the end of its sums: its sink joins the denominator, its lse is written.  A row that saw nothing has the
- * sum 0 (one that saw NaN has NaN), and gets -inf whatever its sink. */
+ * sum 0 (one that saw NaN has NaN): its lse is its sink, or -inf without one. */
 static void close_row(const sdpa_problem *p, sdpa_task *t, int row)
 {
     const double unit = scale_in_exponent(p) ? p->scale : 1; /* of max, in natural logarithms */
@@ -73,15 +73,15 @@ static void close_row(const sdpa_problem *p, sdpa_task *t, int row)
     double high = ((real *)t->max)[row] * unit, total = ((real *)t->sum)[row];
     const double kept = ((real *)divisor(p, t))[row];
     const int empty = total == 0;
+    const double sink = p->sinks ? p->sinks[head_index(p, t, row)] : -(double)INFINITY;
     if (p->sinks && !empty) {
-        const double sink = p->sinks[head_index(p, t, row)];
         const double higher = sink > high ? sink : high;
         const double factor = exp(high - higher);
         *shrink = (real)(factor / (kept * factor + exp(sink - higher)));
         total = total * factor + exp(sink - higher);
         high = higher;
     }
-    if (p->lse.data) write_one(t->lse_row[row], p->lse.dtype, empty ? -(double)INFINITY : high + log_of(total));
+    if (p->lse.data) write_one(t->lse_row[row], p->lse.dtype, empty ? sink : high + log_of(total));
 }
 
 /* Ends the sums of all rows; `shrink` becomes the factor from exp(s - max) to a probability. */

@@ -129,9 +129,10 @@ sdpa_unit sdpa_find_unit(const sdpa_problem *p, const sdpa_kernel *kernel, int64
 /* Where the rows of K or V begin. */
 static char *first_row_of(const sdpa_problem *p, const sdpa_array *array, const sdpa_task *t)
 {
-    char *at = array->data + t->kv_head * array->head;
-    if (!array->data || p->pages) return at;
-    return at + (p->k_starts ? p->k_starts[t->batch] * array->row : t->batch * array->batch);
+    if (!array->data) return NULL;
+    const ptrdiff_t head = t->kv_head * array->head;
+    if (p->pages) return array->data + head;
+    return head + (p->k_starts ? array->data + p->k_starts[t->batch] * array->row : sdpa_batch(array, t->batch));
 }
 
 /* Keys that a query may see. */
@@ -151,8 +152,8 @@ static void locate_rows(const sdpa_problem *p, const sdpa_array *array, const sd
     if (!array->data) return;
     const int64_t group = sdpa_group(p);
     const int64_t query = first_row / group, in_group = first_row % group;
-    char *at = array->data + (t->kv_head * group + in_group) * array->head + query * array->row;
-    at += p->q_starts ? p->q_starts[t->batch] * array->row : t->batch * array->batch;
+    char *at = p->q_starts ? array->data + p->q_starts[t->batch] * array->row : sdpa_batch(array, t->batch);
+    at += (t->kv_head * group + in_group) * array->head + query * array->row;
     if (group == 1) {
         for (int row = 0; row < t->rows; ++row) address[row] = at + row * array->row;
     } else {

@@ -46,14 +46,11 @@ def additive_attention(
         kv_lengths=kv_lengths, scale=1 if scale is None else scale, softcap=softcap, sinks=sinks,
         alibi_slopes=alibi_slopes, threads=threads,
     )  # fmt: skip
-    out = problem.new_out(out)
-    lse = problem.new_lse() if return_lse else None
-    problem.run_projected(_kernels.default, out=out, lse=lse)
-    return (out, problem.trim(lse[..., None])[..., 0]) if return_lse else out
+    return problem.result(_kernels.default, out, return_lse)
 
 
 class AdditiveProblem(Problem):
-    """Checked arguments of one call.  Projections take the places of query and key before it runs."""
+    """Checked arguments of one call.  Projections take the places of query and key when it runs."""
 
     def __init__(self, query, key, value, w_query, w_key, v, **options):
         v = plain_array("v", v)
@@ -73,12 +70,12 @@ class AdditiveProblem(Problem):
     def _cost_of_score(self):
         return 5 * self.features  # measured: see the decisions of csrc/README.md
 
-    def run_projected(self, kernel, *, out, lse):
+    def run(self, kernel, **results):
         query, key = (self.inputs[name] for name in ("query", "key"))
         self.query = self._project(query, self.w_query)
         self.key = self._project(key, self.w_key)
         self.scale, v = _normalised(self.scale, np.broadcast_to(self.v, (self.heads, self.features)))
-        self.run(kernel, out=out, lse=lse, v=v)
+        super().run(kernel, v=v, **results)
 
     def _project(self, array, weight):
         """(lead, heads, rows, A) of (..., rows, D): what is broadcast is projected once."""

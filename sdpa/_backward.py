@@ -6,7 +6,7 @@ import numpy as np
 
 from . import _core, _kernels
 from ._gradients import Gradients
-from ._problem import Problem, flat_batches, part_of, plain_array, sum_dtype
+from ._problem import Problem, may_hold, plain_array, sum_dtype
 from ._varlen import check_options, heads_first, one_batch, packed_arrays, thread_count
 
 
@@ -18,9 +18,10 @@ def attention_backward(
 
     Parameters
     ----------
-    grad_out : the derivatives of L by the elements of `out`, in an array of its shape and dtype.
+    grad_out : the derivatives of L by the elements of `out`, in an array of its shape and of the dtype of query.
     query, key, value, and the options : as they were given to `attention`.
-    out, lse : what `attention` returned for them, with return_lse=True.
+    out, lse : what `attention` returned for them, with return_lse=True.  Where query is of a half type, better give
+        `attention` an `out` of float32: gradients of query and key are differences, in which its rounding may be large.
     grad_lse : the derivatives of L by the elements of `lse`, likewise; None where L was computed from `out` alone.
     threads : as for `attention`.
 
@@ -32,7 +33,8 @@ def attention_backward(
 
     What was used several times, a broadcast input or a key/value head that query heads share, gets the sum over its
     uses.  A query and a key that do not see each other add exactly 0, whatever the arrays hold for them, NaN included:
-    the gradient of a query that sees no key is 0, as is that of a key that no query sees.
+    the gradient of a query that sees no key is 0, as is that of a key that no query sees.  The lse of such a query is
+    its sink, which gets its grad_lse.
 
     The scores are computed anew, a block at a time.  The bits do not depend on the number of threads.
 
@@ -60,12 +62,13 @@ def attention_backward(
     if not all(problem.query.shape[-3:]) or not all(problem.key.shape[-3:-1]):  # nothing that sees anything
         for grad in grads:
             grad[...] = 0
+        _let_lse_through(delta, grad_lse, ...)
     else:
         _run(problem, out, lse, grad_out, grad_lse, *grads, grad_bias, delta)
     return Gradients(
         *(_like(x, given[name]) for x, name in zip(grads, ("query", "key", "value"))),
         None if bias is None else _like(grad_bias, given["bias"]),
-        None if sinks is None else _grad_sinks(problem, lse, delta, sinks),
+        None if sinks is None else _grad_sinks(problem, out, lse, delta, grad_lse, sinks),
     )
 
 
@@ -103,10 +106,12 @@ def attention_varlen_backward(
     delta = None if sinks is None else np.zeros(lse.shape, wide)
     if query.size and options["kv_lengths"].any():
         _run_packed(options, k_starts[:-1], query, key, value, out, lse, grad_out, grad_lse, *grads, grad_bias, delta)
+    else:
+        _let_lse_through(delta, grad_lse, ...)
     return Gradients(
         *grads,
         None if bias is None else _like(grad_bias, given["bias"]),
-        None if sinks is None else _grad_packed_sinks(all_sinks, q_starts, lse, delta, sinks),
+        None if sinks is None else _grad_packed_sinks(all_sinks, q_starts, out, lse, delta, grad_lse, sinks),
     )
 
 
@@ -115,12 +120,13 @@ def check_results(grad_out, out, lse, grad_lse, shape, dtype):
     given = [plain_array("grad_out", grad_out), plain_array("out", out), plain_array("lse", lse)]
     given.append(None if grad_lse is None else plain_array("grad_lse", grad_lse))
     expected = [shape, shape, shape[:-1], shape[:-1]]
-    dtypes = [dtype, dtype, sum_dtype(dtype), sum_dtype(dtype)]
+    dtypes = [dtype, dtype, sum_dtype(dtype), sum_dtype(dtype)]  # out may be wider: unrounded
     for name, array, size, kind in zip(("grad_out", "out", "lse", "grad_lse"), given, expected, dtypes):
         if array is None:
             continue
-        if array.dtype != kind:
-            raise TypeError(f"{name} has dtype {array.dtype}: for a query of {dtype} it must be {kind}")
+        if array.dtype != kind and not (name == "out" and may_hold(array.dtype, kind)):
+            rule = f"it must be {kind}{' or wider' if name == 'out' else ''}"
+            raise TypeError(f"{name} has dtype {array.dtype}: for a query of {dtype} {rule}")
         if array.shape != size:
             raise ValueError(f"{name} has shape {array.shape}: for these query, key and value it must be {size}")
     return given
@@ -145,21 +151,16 @@ def _run(problem, out, lse, grad_out, grad_lse, grad_query, grad_key, grad_value
     """Fill the gradients, and delta.  grad_bias is zeros at first; the others have the axes `lead` of the problem."""
     shape = (*problem.lead, problem.heads, problem.q_len, problem.kv_len)
     shared_bias = None if grad_bias is None else np.broadcast_to(grad_bias, shape)
-    rows = (lse, grad_lse, delta)
-    arrays = (
-        problem.query, problem.key, problem.value, out, grad_out, problem.mask, problem.bias, grad_query, grad_key,
-        grad_value, shared_bias, *(None if x is None else x[..., None] for x in rows),
+    lse, grad_lse, delta = (None if x is None else x[..., None] for x in (lse, grad_lse, delta))
+    arrays = dict(
+        query=problem.query, key=problem.key, value=problem.value, out=out, lse=lse, grad_out=grad_out,
+        grad_lse=grad_lse, mask=problem.mask, bias=problem.bias, grad_query=grad_query, grad_key=grad_key,
+        grad_value=grad_value, grad_bias=shared_bias, delta=delta,
     )  # fmt: skip
-    for parts, batches in flat_batches(problem.lead, arrays):
-        query, key, value, part_out, part_grad, mask, bias, grad_q, grad_k, grad_v, grad_b, *rows = parts
-        _core.attend_backward(
-            _kernels.default, query, key, value, out=part_out, lse=rows[0], grad_out=part_grad, grad_lse=rows[1],
-            grad_query=grad_q, grad_key=grad_k, grad_value=grad_v, grad_bias=grad_b, delta=rows[2],
-            mask=mask, bias=bias, begin_shift=part_of(problem.begin_shift, batches),
-            end_shift=part_of(problem.end_shift, batches), q_offset=part_of(problem.q_offset, batches),
-            kv_lengths=part_of(problem.kv_lengths, batches), scale=problem.scale, softcap=problem.softcap,
-            alibi_slopes=part_of(problem.alibi_slopes, batches), threads=problem.threads,
-        )  # fmt: skip
+    arrays, numbers = problem.in_order(arrays, problem.numbers(), shared_bias)
+    _core.attend_backward(
+        _kernels.default, **arrays, **numbers, scale=problem.scale, softcap=problem.softcap, threads=problem.threads
+    )
 
 
 def _run_packed(
@@ -182,24 +183,36 @@ def _run_packed(
     )  # fmt: skip
 
 
-def _grad_sinks(problem, lse, delta, given):
-    sinks = problem.sinks.reshape(*problem.lead, problem.heads)
-    return _like_floats(_sum_sinks(sinks[..., None], lse, delta, axis=-1), given)
+def _grad_sinks(problem, out, lse, delta, grad_lse, given):
+    sinks = problem.sinks.reshape(*problem.lead, problem.heads, 1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _like_floats(_sink_slopes(sinks, out, lse, delta, grad_lse).sum(axis=-1), given)
 
 
-def _grad_packed_sinks(sinks, q_starts, lse, delta, given):
-    """sinks (S, H); lse, delta (T, H)."""
+def _grad_packed_sinks(sinks, q_starts, out, lse, delta, grad_lse, given):
+    """sinks (S, H); out (T, H, E); lse, delta, grad_lse (T, H)."""
+    by_row = _sink_slopes(np.repeat(sinks, np.diff(q_starts), axis=0), out, lse, delta, grad_lse)
     by_sequence = np.zeros(sinks.shape)
-    for b, (first, end) in enumerate(itertools.pairwise(q_starts)):
-        by_sequence[b] = _sum_sinks(sinks[b], lse[first:end], delta[first:end], axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for b, (first, end) in enumerate(itertools.pairwise(q_starts)):
+            by_sequence[b] = by_row[first:end].sum(axis=0)
     return _like_floats(by_sequence, given)
 
 
-def _sum_sinks(sinks, lse, delta, axis):
-    """A sink is a key whose value is 0: the sum over rows of exp(sink - lse) (0 - delta)."""
+def _sink_slopes(sinks, out, lse, delta, grad_lse):
+    """A sink is a key whose value is 0: of each row exp(sink - lse) (0 - delta).  Of a row that saw the sink alone
+    grad_out does not count, NaN included."""
+    odd = ~np.isfinite(delta) & (lse == sinks.astype(lse.dtype))
+    if odd.any():
+        _let_lse_through(delta, grad_lse, odd & (out == 0).all(axis=-1))
     with np.errstate(over="ignore", invalid="ignore"):
-        by_row = np.where(np.isneginf(lse), 0, np.exp(sinks - lse) * -delta.astype(np.float64))
-    return by_row.sum(axis)
+        return np.where(np.isneginf(lse), 0, np.exp(sinks - lse) * -delta.astype(np.float64))
+
+
+def _let_lse_through(delta, grad_lse, rows):
+    """delta of rows that saw no key: grad_out has no influence there."""
+    if delta is not None:
+        delta[rows] = 0 if grad_lse is None else -grad_lse[rows]
 
 
 def _like_floats(grad, given):

@@ -5,7 +5,17 @@ import numpy as np
 from . import _kernels
 from ._cache_files import ARRAYS
 from ._forward import attention
-from ._problem import Problem, _broadcast, _float_array, _four_axes, _window, check_out, plain_array, sum_dtype
+from ._problem import (
+    Problem,
+    _four_axes,
+    _per_head,
+    _window,
+    broadcast_bias,
+    broadcast_mask,
+    check_out,
+    flag,
+    sum_dtype,
+)
 
 MASK_ELEMENTS = 2**22  # of a mask made here for some of the queries at a time
 
@@ -57,18 +67,12 @@ def attend_masked(cache, query, first, rows, left, right, options):
     pairs = (cache.batch, heads, q_len, len(cache))
     mask, bias, slopes = (options.pop(name) for name in ("mask", "bias", "alibi_slopes"))
     if mask is not None:
-        mask = plain_array("mask", mask)
-        if mask.dtype != np.bool_:
-            raise TypeError(f"mask has dtype {mask.dtype}: it must be boolean; numbers to add are given as bias")
-        _broadcast("mask", mask, pairs)
+        mask, _ = broadcast_mask(mask, pairs)
     if bias is not None:
-        bias = plain_array("bias", bias)
-        if bias.dtype == np.bool_:
-            raise TypeError("bias has dtype bool: it must be floating; who may attend is given as mask")
-        _broadcast("bias", _float_array("bias", bias), pairs)
+        bias, _ = broadcast_bias(bias, pairs)
     if slopes is not None:
-        slopes = _broadcast("alibi_slopes", np.asarray(slopes, np.float64), (cache.batch, heads))[..., None, None]
-    out, return_lse = options.pop("out"), options.pop("return_lse")
+        slopes = _per_head("alibi_slopes", slopes, (cache.batch,), heads)[..., None, None]
+    out, return_lse = options.pop("out"), flag("return_lse", options.pop("return_lse"))
     shape = (*query.shape[:-1], cache.value_dim)
     inputs = {"query": query, "mask": mask, "bias": bias}
     if out is not None:
@@ -103,10 +107,10 @@ def attend_int8(query, key, value, key_scales, value_scales, group, *, out, retu
     """Attention to keys and values in int8, which the kernels multiply by their scales as they read them."""
     zero = np.zeros((), query.dtype)  # all checks are as if they had the dtype of query
     problem = Problem(query, np.broadcast_to(zero, key.shape), np.broadcast_to(zero, value.shape), **options)
-    out, lse = problem.new_out(out), problem.new_lse() if return_lse else None
     problem.key, problem.value, key_scales, value_scales = map(_four_axes, (key, value, key_scales, value_scales))
-    problem.run(_kernels.default, out=out, lse=lse, key_scale=key_scales, value_scale=value_scales, group=group)
-    return (out, problem.trim(lse[..., None])[..., 0]) if return_lse else out
+    return problem.result(
+        _kernels.default, out, return_lse, key_scale=key_scales, value_scale=value_scales, group=group
+    )
 
 
 def at_slots(array, queries, position):

@@ -16,6 +16,7 @@ cdef extern from "sdpa.h" nogil:
     ctypedef struct sdpa_array:
         char *data
         ptrdiff_t batch, head, row, column
+        const ptrdiff_t *batches
         int dtype, itemsize
 
     ctypedef struct sdpa_problem:

@@ -105,7 +105,6 @@ def plan(
     key: NDArray[Any],
     value: NDArray[Any],
     *,
-    batches: int,
     scale: float,
     bounded: bool,
     threads: int,

@@ -354,14 +354,63 @@ cdef sdpa_array array_of(cnp.ndarray array):
     a.head = cnp.PyArray_STRIDE(array, n - 3) if n > 2 else 0
     a.row = cnp.PyArray_STRIDE(array, n - 2)
     a.column = cnp.PyArray_STRIDE(array, n - 1)
+    a.batches = NULL
     a.dtype = code_of(cnp.PyArray_TYPE(array))
     a.itemsize = <int>cnp.PyArray_ITEMSIZE(array)
     return a
 
 
+cdef sdpa_array with_batches(cnp.ndarray array, list tables):
+    """The same, of any number of axes before the last three: together they are the batches.  Where no one stride leads
+    from each batch to the next, a table does, which `tables` keeps."""
+    cdef sdpa_array a = array_of(array)
+    cdef int axis = cnp.PyArray_NDIM(array) - 3
+    cdef int64_t batches = 1, size
+    cdef ptrdiff_t stride
+    while axis > 0:
+        axis -= 1
+        size, stride = cnp.PyArray_DIM(array, axis), cnp.PyArray_STRIDE(array, axis)
+        if size == 1:  # its stride is never taken
+            continue
+        if batches == 1:
+            a.batch = stride
+        elif stride != batches * a.batch:
+            a.batches = find_batches(array, tables)
+            break
+        batches *= size
+    return a
+
+
+cdef const ptrdiff_t *find_batches(cnp.ndarray array, list tables) except? NULL:
+    """Where each batch begins, in bytes."""
+    cdef int axis = cnp.PyArray_NDIM(array) - 3
+    cdef int64_t batches = count_batches(array), count = 1, size, i, j
+    cdef ptrdiff_t stride
+    memory = np.zeros(max(1, batches), np.intp)
+    cdef Py_ssize_t[::1] table = memory
+    tables.append(memory)
+    while axis > 0:
+        axis -= 1
+        size, stride = cnp.PyArray_DIM(array, axis), cnp.PyArray_STRIDE(array, axis)
+        for i in range(1, size):
+            for j in range(count):
+                table[i * count + j] = i * stride + table[j]
+        count *= size
+    return <const ptrdiff_t *>&table[0]
+
+
+cdef int64_t count_batches(cnp.ndarray array) noexcept:
+    """The product of all axes but the last three."""
+    cdef int64_t batches = 1
+    cdef int axis
+    for axis in range(cnp.PyArray_NDIM(array) - 3):
+        batches *= cnp.PyArray_DIM(array, axis)
+    return batches
+
+
 cdef void set_sizes(sdpa_problem *p, cnp.ndarray query, cnp.ndarray key) noexcept:
     cdef int n = cnp.PyArray_NDIM(query)
-    p.batches = cnp.PyArray_DIM(query, n - 4) if n > 3 else 1
+    p.batches = count_batches(query)
     p.heads = cnp.PyArray_DIM(query, n - 3) if n > 2 else 1
     p.kv_heads = cnp.PyArray_DIM(key, n - 3) if n > 2 else 1
     p.q_len = cnp.PyArray_DIM(query, n - 2)
@@ -379,7 +428,8 @@ def attend(
     const int64_t[::1] q_starts=None, const int64_t[::1] k_starts=None, const int64_t[:, ::1] pages=None,
     int64_t page_size=0, const double[:, ::1] v=None,
 ):
-    """Checked arguments in, `out` (or `weights`) and `lse` filled.  Arrays are 4-D, lse (B, H, M, 1); None: absent.
+    """Checked arguments in, `out` (or `weights`) and `lse` filled.  Arrays are (B, H, ...), lse (B, H, M, 1); None:
+    absent.  B stands for one axis or more, the same in all of them.
 
     key_scale, value_scale : (B, G, N, groups) float32, adjacent, where key and value are int8; `group` a power of 2,
         32 or more.
@@ -390,14 +440,15 @@ def attend(
     """
     cdef sdpa_problem p
     cdef int64_t[::1] unit_starts
-    take_arguments(&p, query, key, value, out, weights, lse, mask, bias, begin_shift, end_shift, q_offset, kv_lengths,
-                   scale, softcap, alibi_slopes, q_starts, k_starts)
+    cdef list tables = []
+    take_arguments(&p, tables, query, key, value, out, weights, lse, mask, bias, begin_shift, end_shift, q_offset,
+                   kv_lengths, scale, softcap, alibi_slopes, q_starts, k_starts)
     if sinks is not None:
         p.sinks = &sinks[0, 0]
     if v is not None:
         p.v = &v[0, 0]
     if key_scale is not None:
-        set_scales(&p, key_scale, value_scale, group)
+        set_scales(&p, with_batches(key_scale, tables), with_batches(value_scale, tables), group)
     if pages is not None:
         p.pages, p.page_columns, p.page_size = &pages[0, 0], pages.shape[1], page_size
     if q_starts is not None:
@@ -406,25 +457,26 @@ def attend(
     run_all(&p, kernel, threads)
 
 
-cdef sdpa_array array_if(cnp.ndarray array):
+cdef sdpa_array array_if(cnp.ndarray array, list tables):
     cdef sdpa_array absent
     memset(&absent, 0, sizeof(absent))
-    return absent if array is None else array_of(array)
+    return absent if array is None else with_batches(array, tables)
 
 
 cdef int take_arguments(
-    sdpa_problem *p, cnp.ndarray query, cnp.ndarray key, cnp.ndarray value, cnp.ndarray out, cnp.ndarray weights,
-    cnp.ndarray lse, cnp.ndarray mask, cnp.ndarray bias, const int64_t[::1] begin_shift, const int64_t[::1] end_shift,
+    sdpa_problem *p, list tables, cnp.ndarray query, cnp.ndarray key, cnp.ndarray value, cnp.ndarray out,
+    cnp.ndarray weights, cnp.ndarray lse, cnp.ndarray mask, cnp.ndarray bias,
+    const int64_t[::1] begin_shift, const int64_t[::1] end_shift,
     const int64_t[::1] q_offset, const int64_t[::1] kv_lengths, double scale, double softcap,
     const double[:, ::1] alibi_slopes, const int64_t[::1] q_starts, const int64_t[::1] k_starts,
 ) except -1:
-    """What results and gradients have in common; see `attend`."""
+    """What results and gradients have in common; see `attend`.  `tables` must live as long as `p`."""
     memset(p, 0, sizeof(p[0]))
     set_sizes(p, query, key)
-    p.query, p.key, p.value = array_of(query), array_of(key), array_if(value)
-    p.value_dim = 0 if value is None else cnp.PyArray_DIM(value, 3)
-    p.out, p.weights, p.lse = array_if(out), array_if(weights), array_if(lse)
-    p.mask, p.bias = array_if(mask), array_if(bias)
+    p.query, p.key, p.value = with_batches(query, tables), with_batches(key, tables), array_if(value, tables)
+    p.value_dim = 0 if value is None else cnp.PyArray_DIM(value, cnp.PyArray_NDIM(value) - 1)
+    p.out, p.weights, p.lse = array_if(out, tables), array_if(weights, tables), array_if(lse, tables)
+    p.mask, p.bias = array_if(mask, tables), array_if(bias, tables)
     p.shift_step = 1
     if begin_shift is not None:
         p.begin_shift = &begin_shift[0]
@@ -443,8 +495,8 @@ cdef int take_arguments(
         p.k_starts = &k_starts[0]
 
 
-cdef void set_scales(sdpa_problem *p, cnp.ndarray key_scale, cnp.ndarray value_scale, int group) noexcept:
-    p.key_scale, p.value_scale = array_of(key_scale), array_of(value_scale)
+cdef void set_scales(sdpa_problem *p, sdpa_array key_scale, sdpa_array value_scale, int group) noexcept:
+    p.key_scale, p.value_scale = key_scale, value_scale
     while 1 << p.group_shift < group:
         p.group_shift += 1
 
@@ -461,7 +513,7 @@ cdef void set_sequences(sdpa_problem *p, const int64_t[::1] q_starts, const int6
 
 def plan(
     Kernel kernel not None, cnp.ndarray query not None, cnp.ndarray key not None, cnp.ndarray value not None, *,
-    int64_t batches, double scale, bint bounded, int threads,
+    double scale, bint bounded, int threads,
 ):
     """How a problem would be cut: (whether few rows, pairs, and conversion of K or V; lanes, most rows and rows of a
     task, keys of a block, tasks, tasks of a bundle, parts of the keys and whether threads share them, threads, bytes of
@@ -474,7 +526,7 @@ def plan(
     cdef sdpa_cut cut
     memset(&p, 0, sizeof(p))
     set_sizes(&p, query, key)
-    p.batches, p.scale = batches, scale
+    p.scale = scale
     p.query, p.key, p.value = array_of(query), array_of(key), array_of(value)
     p.value_dim = cnp.PyArray_DIM(value, cnp.PyArray_NDIM(value) - 1)
     p.begin_shift = &p.q_len if bounded else NULL  # what it holds is not looked at
@@ -488,7 +540,7 @@ def plan(
         cut.tasks = cut.bundles = cut.parts = 1
     vectors = (all_rows + table.lanes - 1) // table.lanes
     per_task = (vectors + cut.tasks - 1) // cut.tasks
-    tasks = batches * p.kv_heads * cut.tasks if units else 0
+    tasks = p.batches * p.kv_heads * cut.tasks if units else 0
     pairs = table != kernel.isa.kernel[SDPA_FOR_FLOAT][0] and purpose_of(&p) == SDPA_FOR_BFLOAT16
     few = table == kernel.isa.kernel[purpose_of(&p)][1]
     return (few, pairs and not few, table.copies(&p), table.lanes, table.rows, min(all_rows, per_task * table.lanes),
@@ -642,7 +694,7 @@ def attend_plain(
         p.end_shift = &end_shift
     p.scale = 1 / sqrt(<double>p.dim)
     if key_scale is not None:
-        set_scales(&p, key_scale, value_scale, group)
+        set_scales(&p, array_of(key_scale), array_of(value_scale), group)
     if not few_products(p.batches, p.heads, p.q_len, p.kv_len, p.dim + p.value_dim):
         threads = threads_of(None)
     run_all(&p, kernel, threads)

@@ -174,20 +174,31 @@ cdef void differentiate_unit(const void *of, int64_t unit, char *scratch) noexce
     differentiate(call.p, call.kernel, &work, call.plan.bundle, scratch)
 
 
-cdef bint has_own_bias(const sdpa_problem *p) noexcept:
-    """Whether no two pairs share a number of the bias."""
+cdef int64_t own_batches(cnp.ndarray array) noexcept:
+    """How many batches have numbers of their own, where the others repeat them."""
+    cdef int64_t batches = 1
+    cdef int axis
+    for axis in range(cnp.PyArray_NDIM(array) - 3):
+        if cnp.PyArray_STRIDE(array, axis) != 0:
+            batches *= cnp.PyArray_DIM(array, axis)
+    return batches
+
+
+cdef bint has_own_bias(const sdpa_problem *p, int64_t batches) noexcept:
+    """Whether no two pairs share a number of the bias, which differs by so many batches."""
     cdef const sdpa_array *bias = &p.grad_bias
     if bias.data == NULL:
         return False
-    return ((bias.batch != 0 or p.batches == 1 or p.q_starts != NULL) and (bias.head != 0 or p.heads == 1)
+    return ((batches == p.batches or p.q_starts != NULL) and (bias.head != 0 or p.heads == 1)
             and bias.row != 0 and bias.column != 0)
 
 
-cdef bias_plan cut_bias(const sdpa_problem *p, const sdpa_kernel *kernel) noexcept:
+cdef bias_plan cut_bias(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t batches) noexcept:
+    """Batches that share their numbers are so many apart."""
     cdef bias_plan plan
     cdef const sdpa_array *bias = &p.grad_bias
     cdef int64_t tasks = (most_rows(p) + kernel.rows - 1) // kernel.rows
-    plan.batches = p.batches if bias.batch or p.q_starts != NULL and bias.row else 1
+    plan.batches = batches if p.q_starts == NULL else p.batches if bias.row else 1
     plan.heads = p.kv_heads if bias.head else 1
     # Where heads of a group share the bias, a task may begin with a position that the one before ends with.
     plan.by_task = bias.row != 0 and (bias.head != 0 or sdpa_group(p) == 1)
@@ -231,7 +242,7 @@ cdef void differentiate_bias(const void *of, int64_t unit, char *scratch) noexce
         batch += plan.batches
 
 
-cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int threads) except -1:
+cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int64_t bias_batches, int threads) except -1:
     cdef sdpa_task sizes[SDPA_MAX_BUNDLE]
     cdef crew c
     cdef backward_call call
@@ -242,9 +253,9 @@ cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int threads) e
     p.threads = threads
     call.p, call.kernel, call.plan = p, kernel, cut_backward(p, kernel, threads)
     units = plan.whole + (plan.heads - plan.whole) * plan.per_head
-    p.bias_with_queries = kernel.add_slopes != NULL and p.softcap == 0 and has_own_bias(p)
+    p.bias_with_queries = kernel.add_slopes != NULL and p.softcap == 0 and has_own_bias(p, bias_batches)
     if p.grad_bias.data != NULL and not p.bias_with_queries:
-        call.biases = cut_bias(p, kernel)
+        call.biases = cut_bias(p, kernel, bias_batches)
         bias_units = call.biases.batches * call.biases.heads * call.biases.parts
     # Heads that follow each other are read in one go: -6 % where there are many.  Cut ones are few.
     chunk = <int>max(1, plan.whole // (8 * threads)) if plan.whole == plan.heads else 1
@@ -269,12 +280,16 @@ def attend_backward(
     grad_query, grad_key, grad_value : like query, key and value, in their dtype or that of sums.  Of sequences that are
         empty, or shorter than their room, rows are left as they are: there they must be zeros.
     grad_bias : zeros of the dtype of sums, in a view that repeats them where `bias` was broadcast: it is added to.
+        Axes before the heads along which it was come before the others, in all arrays.
     delta : None, or (B, H, M, 1), of the dtype of sums: filled with what csrc/backward.h calls so.
     """
     cdef sdpa_problem p
-    take_arguments(&p, query, key, value, out, None, lse, mask, bias, begin_shift, end_shift, q_offset, kv_lengths,
-                   scale, softcap, alibi_slopes, q_starts, k_starts)
-    p.grad_out, p.grad_lse = array_of(grad_out), array_if(grad_lse)
-    p.grad_query, p.grad_key, p.grad_value = array_of(grad_query), array_of(grad_key), array_of(grad_value)
-    p.grad_bias, p.delta = array_if(grad_bias), array_if(delta)
-    run_backward(&p, kernel.isa.kernel[purpose_of(&p)][0], threads)
+    cdef list tables = []
+    take_arguments(&p, tables, query, key, value, out, None, lse, mask, bias, begin_shift, end_shift, q_offset,
+                   kv_lengths, scale, softcap, alibi_slopes, q_starts, k_starts)
+    p.grad_out, p.grad_lse = with_batches(grad_out, tables), array_if(grad_lse, tables)
+    p.grad_query, p.grad_key = with_batches(grad_query, tables), with_batches(grad_key, tables)
+    p.grad_value = with_batches(grad_value, tables)
+    p.grad_bias, p.delta = array_if(grad_bias, tables), array_if(delta, tables)
+    bias_batches = 1 if grad_bias is None else own_batches(grad_bias)
+    run_backward(&p, kernel.isa.kernel[purpose_of(&p)][0], bias_batches, threads)

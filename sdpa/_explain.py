@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from . import _kernels
 from ._forward import attention
-from ._problem import Problem
+from ._problem import Problem, flag
 
 
 class Explanation(NamedTuple):
@@ -44,6 +44,7 @@ def explain(query, key, value, **options):
     if unknown:
         raise TypeError(f"explain has no option {', '.join(sorted(unknown))}: its options are those of attention")
     given = {name: option for name, option in options.items() if name not in ("out", "return_lse")}
+    flag("return_lse", options.get("return_lse", False))
     problem = Problem(query, key, value, **given)
     kernel = _kernels.default
     plan = problem.plan(kernel)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import _core, _kernels, _threads
-from ._problem import FLOATS, Problem, check_out, is_float, plain_array, sum_dtype
+from ._problem import Problem, _float_array, check_out, flag, is_float, plain_array, sum_dtype
 
 
 def attention(
@@ -17,9 +17,10 @@ def attention(
 
         query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)    out : (B, H, M, E)
 
-    With 2 axes B and H are 1 and absent, with 3 B is; more leading axes are batches; leading axes broadcast.  float16,
-    ml_dtypes.bfloat16, float32 or float64; key and value may be narrower than query, but float16 and bfloat16 do not
-    meet.  Sums and softmax are float32 at least.  The result has the dtype of query and is laid out like it.
+    With 2 axes B and H are 1 and absent, with 3 B is; more leading axes, up to 32 axes in all, are batches; leading
+    axes broadcast.  float16, ml_dtypes.bfloat16, float32 or float64; key and value may be narrower than query, but
+    float16 and bfloat16 do not meet.  Sums and softmax are float32 at least.  The result has the dtype of query and is
+    laid out like it.
 
     Scores are `scale * (query . key)`, then `softcap * tanh(score / softcap)`, then `+ bias`, then
     `- alibi_slope * |distance|`, then masks.
@@ -41,13 +42,14 @@ def attention(
     sinks : (H).  One more logit in the denominator, with no value; neither scaled nor capped.
     alibi_slopes : (H) or (B, H).
     return_lse : also return the logarithm of the sum of exp(score), (B, H, M); natural, float32 (float64 for float64).
-    out : the array to fill and return.  It must not overlap an input.
+    out : the array to fill and return.  It must not overlap an input.  One of a wider dtype than query takes the result
+        as it was summed, unrounded: for partial results that are merged, and for gradients.
     threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
 
     Returns
     -------
-    out, or (out, lse).  A query that sees no key gets zeros, and -inf as its lse.  What a hidden key holds, NaN
-    included, has no influence.
+    out, or (out, lse).  A query that sees no key gets zeros, and as its lse the sink of its head, or -inf without
+    sinks.  What a hidden key holds, NaN included, has no influence.
 
     >>> import numpy as np, sdpa
     >>> key = np.array([[0.0], [np.log(3.0)]])          # weights 1 and 3
@@ -66,10 +68,7 @@ def attention(
         query, key, value, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
         kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=threads,
     )  # fmt: skip
-    out = problem.new_out(out)
-    lse = problem.new_lse() if return_lse else None
-    problem.run(_kernels.default, out=out, lse=lse)
-    return (out, problem.trim(lse[..., None])[..., 0]) if return_lse else out
+    return problem.result(_kernels.default, out, return_lse)
 
 
 def attention_weights(
@@ -98,7 +97,8 @@ def merge(outs, lses, *, out=None):
     """Join partial results over disjoint keys into the result over all of them.
 
     outs : a sequence of arrays (..., M, E).  lses : as many arrays (..., M).  Returns (out, lse), which can be merged
-    again.  A part that saw no key (lse -inf) has no influence.  Sinks belong into one of the parts only.
+    again; an `out` of a wider dtype than the parts takes the result unrounded.  A part that saw no key and has no sink
+    (lse -inf) has no influence.  Sinks belong into one of the parts only, whichever.
 
     >>> import numpy as np, sdpa
     >>> q, k, v = np.ones((2, 4)), np.ones((6, 4)), np.arange(6.0)[:, None]
@@ -106,13 +106,11 @@ def merge(outs, lses, *, out=None):
     >>> sdpa.merge(*zip(*parts))[0].round(6).tolist()
     [[2.5], [2.5]]
     """
-    outs, lses = [plain_array("outs", x) for x in outs], [plain_array("lses", x) for x in lses]
+    outs, lses = _parts("outs", outs), _parts("lses", lses)
     if not outs or len(outs) != len(lses):
         raise ValueError(f"outs has {len(outs)} parts and lses {len(lses)}: they must be as many, and at least one")
     for name, parts in (("outs", outs), ("lses", lses)):
         for part in parts:
-            if not is_float(part.dtype):
-                raise TypeError(f"{name} has dtype {part.dtype}: it must be {' or '.join(FLOATS)}")
             if outs[0].ndim == 0 or part.shape != (outs[0].shape if name == "outs" else outs[0].shape[:-1]):
                 raise ValueError(
                     f"outs have shapes {[x.shape for x in outs]} and lses {[x.shape for x in lses]}: "
@@ -123,6 +121,14 @@ def merge(outs, lses, *, out=None):
     return _merge(outs, lses, np.empty_like(outs[0], subok=False) if out is None else out)
 
 
+def _parts(name, given):
+    try:
+        parts = list(given)
+    except TypeError:
+        raise TypeError(f"{name} is {given!r}: it must be a sequence of arrays, one for each part") from None
+    return [_float_array(name, part, fewest_axes=0) for part in parts]
+
+
 def _numbered(name, parts):
     return {f"{name}[{i}]": part for i, part in enumerate(parts)}
 
@@ -130,7 +136,7 @@ def _numbered(name, parts):
 def _merge(outs, lses, out):
     """sum of exp(lse) * out over the parts, divided by the sum of exp(lse)."""
     seen = np.stack(lses) != -np.inf
-    wide = sum_dtype(out.dtype)
+    wide = sum_dtype(outs[0].dtype)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         lses = np.stack([x.astype(np.float64) for x in lses])
         high = lses.max(axis=0)
@@ -138,10 +144,11 @@ def _merge(outs, lses, out):
         weights = np.exp(lses - high)
         total = weights.sum(axis=0)
         lse = (high + np.log(total)).astype(wide)
-        weights = (weights / np.where(total == 0, 1, total)).astype(wide)[..., None]
+        weights = (weights / np.where(total == 0, 1, total)).astype(wide)
         result = np.zeros(out.shape, wide)
         for part, weight, sees in zip(outs, weights, seen):
-            np.add(result, part.astype(wide, copy=False) * weight, out=result, where=sees[..., None])
+            part = part.astype(wide, copy=False) * weight[..., None]
+            np.add(result, part, out=result, where=sees[..., None])
         out[...] = result
     return out, lse
 
@@ -160,19 +167,20 @@ def scaled_dot_product_attention(
     enable_gqa : must be True where query has more heads than key and value.
     dropout_p : must be 0: this library has no random numbers.
     """
-    if dropout_p != 0:
+    if np.ndim(dropout_p) or dropout_p != 0:
         raise ValueError(f"dropout_p is {dropout_p}: dropout is not offered, it must be 0")
-    if not isinstance(is_causal, (bool, np.bool_)):
-        raise TypeError(f"is_causal is {is_causal!r}: it must be True or False")
+    is_causal, enable_gqa = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
     if is_causal and attn_mask is not None:
         raise ValueError("is_causal is True and attn_mask is given: only one of them may be")
-    heads = [np.shape(x)[-3] if np.ndim(x) > 2 else 1 for x in (query, key, value)]
+    query, key, value = _float_array("query", query), _float_array("key", key), _float_array("value", value)
+    heads = [x.shape[-3] if x.ndim > 2 else 1 for x in (query, key, value)]
     if len(set(heads)) > 1 and not enable_gqa:
         raise ValueError(f"query, key and value have {heads} heads: they must be equal unless enable_gqa is True")
-    kind = "mask"
-    if attn_mask is not None:
-        attn_mask = plain_array("attn_mask", attn_mask)
-        if attn_mask.dtype != np.bool_ and not is_float(attn_mask.dtype):
-            raise TypeError(f"attn_mask has dtype {attn_mask.dtype}: it must be boolean, or floating to be added")
-        kind = "mask" if attn_mask.dtype == np.bool_ else "bias"
-    return attention(query, key, value, causal=bool(is_causal), q_offset=0, scale=scale, **{kind: attn_mask})
+    if attn_mask is None:
+        return attention(query, key, value, causal=is_causal, q_offset=0 if is_causal else None, scale=scale)
+    attn_mask = plain_array("attn_mask", attn_mask)
+    if attn_mask.dtype != np.bool_ and not is_float(attn_mask.dtype):
+        raise TypeError(f"attn_mask has dtype {attn_mask.dtype}: it must be boolean, or floating to be added")
+    kind = "mask" if attn_mask.dtype == np.bool_ else "bias"
+    problem = Problem(query, key, value, scale=scale, **{kind: attn_mask, f"{kind}_name": "attn_mask"})
+    return problem.result(_kernels.default, None, False)

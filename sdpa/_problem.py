@@ -17,6 +17,8 @@ from . import _core, _threads
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INT64 = np.iinfo(np.int64)
 LONGEST = 2**40  # size of a key or a value: sizes of scratch must not overflow
+MOST_AXES = 32  # of an array: NumPy 1 has no more, and NumPy 2, which has 64, broadcasts no more
+NO_VALUE = object()  # for weights alone; None is what somebody gave
 
 
 class Plan(NamedTuple):
@@ -41,11 +43,12 @@ class Problem:
     """Checked arguments of one call.  `lead` are the axes before (H, M, ...), broadcast; `rank` that of the result."""
 
     def __init__(
-        self, query, key, value=None, *, mask=None, bias=None, causal=False, window=None, q_offset=None,
-        kv_lengths=None, scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None,
+        self, query, key, value=NO_VALUE, *, mask=None, bias=None, causal=False, window=None, q_offset=None,
+        kv_lengths=None, scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None, mask_name="mask",
+        bias_name="bias",
     ):  # fmt: skip
         query, key = _float_array("query", query), _float_array("key", key)
-        value = None if value is None else _float_array("value", value)
+        value = None if value is NO_VALUE else _float_array("value", value)
         self.inputs = {"query": query, "key": key, "value": value}
         self.rank = max(x.ndim for x in (query, key, value) if x is not None)
         check_widths(self.inputs)
@@ -54,8 +57,11 @@ class Problem:
         self._take_arrays(query, key, value)
         lead, heads, q_len, kv_len = self.lead, self.heads, self.q_len, self.kv_len
         pairs = (*lead, heads, q_len, kv_len)
-        self.mask = None if mask is None else self._mask(mask, pairs)
-        self.bias = None if bias is None else self._bias(bias, pairs)
+        self.mask = self.bias = None
+        if mask is not None:
+            self.inputs[mask_name], self.mask = broadcast_mask(mask, pairs, mask_name)
+        if bias is not None:
+            self.inputs[bias_name], self.bias = broadcast_bias(bias, pairs, bias_name)
         self.kv_lengths = None if kv_lengths is None else _lengths(kv_lengths, lead, kv_len)
         self.q_offset = None if q_offset is None else _whole_numbers("q_offset", q_offset, lead)
         self._place_window(*_window(window, causal))
@@ -80,11 +86,7 @@ class Problem:
             raise ValueError(
                 f"key has shape {key.shape} and value {value.shape}: they must have the same heads and the same keys"
             )
-        if self.heads % kv_heads if kv_heads else self.heads:
-            raise ValueError(
-                f"query has {self.heads} heads and key has {kv_heads}: "
-                f"the heads of query must be a multiple of those of key"
-            )
+        check_heads(self.heads, kv_heads)
         if not q.shape[:-3] == k.shape[:-3] == v.shape[:-3]:
             q, k, v = self._broadcast_lead(q, k, v)
         self.lead, self.value_dim = q.shape[:-3], v.shape[-1]
@@ -123,14 +125,6 @@ class Problem:
             raise ValueError(f"{shapes}: the axes before the heads must broadcast") from None
         return [np.broadcast_to(x, lead + x.shape[-3:]) for x in arrays]
 
-    def _mask(self, mask, pairs):
-        self.inputs["mask"] = mask = mask_array(mask)
-        return _broadcast("mask", mask, pairs)
-
-    def _bias(self, bias, pairs):
-        self.inputs["bias"] = bias = bias_array(bias)
-        return _broadcast("bias", bias, pairs)
-
     def _threads(self, threads):
         if threads is None and _core.is_small(
             math.prod(self.lead), self.heads, self.q_len, self.kv_len, self._cost_of_score(), self.value_dim
@@ -140,7 +134,7 @@ class Problem:
 
     def plan(self, kernel):
         return Plan(*_core.plan(
-            kernel, self.query, self.key, self.value, batches=math.prod(self.lead), scale=self.scale,
+            kernel, self.query, self.key, self.value, scale=self.scale,
             bounded=self.begin_shift is not None or self.end_shift is not None, threads=self.threads,
         ))  # fmt: skip
 
@@ -174,29 +168,52 @@ class Problem:
     def new_lse(self):
         return np.empty((*self.lead, self.heads, self.q_len), sum_dtype(self.dtype))
 
+    def result(self, kernel, out, return_lse, **more):
+        """`out`, or a new array, filled; with return_lse (out, lse)."""
+        return_lse = flag("return_lse", return_lse)
+        out, lse = self.new_out(out), self.new_lse() if return_lse else None
+        self.run(kernel, out=out, lse=lse, **more)
+        return (out, self.trim(lse[..., None])[..., 0]) if return_lse else out
+
     def run(self, kernel, *, out=None, weights=None, lse=None, **more):
         """Fill `out` or `weights` (lead, H, M, E or N) and `lse` (lead, H, M).  There may be `more` of what `attend`
         takes: scales of int8, with one axis of batches, or v."""
-        arrays = (self.query, self.key, self.value, _four_axes(out), weights, self.mask, self.bias,
-                  None if lse is None else lse[..., None])  # fmt: skip
         if self.query.shape[-1] == 0:  # nothing to compare: every row sees nothing
-            for result, empty in ((out, 0), (weights, 0), (lse, -np.inf)):
+            sinks = -np.inf if self.sinks is None else self.sinks.reshape(*self.lead, self.heads, 1)
+            for result, empty in ((out, 0), (weights, 0), (lse, sinks)):
                 if result is not None:
                     result[...] = empty
             return
-        for parts, batches in flat_batches(self.lead, arrays):
-            query, key, value, part_out, part_weights, mask, bias, part_lse = parts
-            _core.attend(
-                kernel, query, key, value=value, out=part_out, weights=part_weights, lse=part_lse, mask=mask, bias=bias,
-                begin_shift=part_of(self.begin_shift, batches), end_shift=part_of(self.end_shift, batches),
-                q_offset=part_of(self.q_offset, batches), kv_lengths=part_of(self.kv_lengths, batches),
-                scale=self.scale, softcap=self.softcap, sinks=part_of(self.sinks, batches),
-                alibi_slopes=part_of(self.alibi_slopes, batches), threads=self.threads, **more,
-            )  # fmt: skip
+        arrays = dict(
+            query=self.query, key=self.key, value=self.value, out=_four_axes(out), weights=weights,
+            lse=None if lse is None else lse[..., None], mask=self.mask, bias=self.bias,
+        )  # fmt: skip
+        arrays, numbers = self.in_order(arrays, self.numbers() | dict(sinks=self.sinks))
+        _core.attend(kernel, **arrays, **numbers, scale=self.scale, softcap=self.softcap, threads=self.threads, **more)
 
+    def numbers(self):
+        """What differs between batches, besides the arrays: one axis for all of `lead`."""
+        return dict(
+            begin_shift=self.begin_shift, end_shift=self.end_shift, q_offset=self.q_offset, kv_lengths=self.kv_lengths,
+            alibi_slopes=self.alibi_slopes,
+        )  # fmt: skip
 
-def part_of(array, batches):
-    return None if array is None else array[batches]
+    def in_order(self, arrays, numbers, shared_bias=None):
+        """Both, with the batches in the order in which those of query lie in memory.  Axes of `lead` along which
+        `shared_bias` is broadcast come first."""
+        axes = range(len(self.lead))
+        if len(axes) == 1:
+            return arrays, numbers
+        shared = [shared_bias is not None and shared_bias.strides[axis] == 0 for axis in axes]
+        order = sorted(axes, key=lambda axis: (0, 0) if shared[axis] else (1, -abs(self.query.strides[axis])))
+        if order == list(axes):
+            return arrays, numbers
+        batches = np.arange(math.prod(self.lead)).reshape(self.lead).transpose(order).ravel()
+        axes = (*order, *range(len(order), len(order) + 3))
+        return (
+            {name: None if x is None else x.transpose(axes) for name, x in arrays.items()},
+            {name: None if x is None else x[batches] for name, x in numbers.items()},
+        )
 
 
 def _four_axes(array):
@@ -206,30 +223,16 @@ def _four_axes(array):
     return array[(None,) * (4 - array.ndim)]
 
 
-def flat_batches(lead, arrays):
-    """Yields the arrays with exactly one leading axis, and which batches these are, without a copy: all at once where
-    the leading axes fold into one, else one slice of the first axes after the other."""
-    if len(lead) == 1:
-        yield arrays, slice(None)
-        return
-    if all(x is None or _folds(x.shape[: len(lead)], x.strides) for x in arrays):
-        yield [None if x is None else x.reshape(math.prod(lead), *x.shape[-3:]) for x in arrays], slice(None)
-        return
-    size = lead[-1]
-    for number, index in enumerate(np.ndindex(*lead[:-1])):
-        yield [None if x is None else x[index] for x in arrays], slice(number * size, (number + 1) * size)
-
-
-def _folds(shape, strides):
-    return all(strides[i] == strides[i + 1] * shape[i + 1] for i in range(len(shape) - 1))
-
-
 def plain_array(name, array):
     if type(array) is np.ndarray:
         return array
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array: give its data, and who may attend as mask")
-    return np.asarray(array)
+        raise TypeError(f"{name} is a masked array, and what it hides would count: give its data")
+    try:
+        return np.asarray(array)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name} must be an array, or what NumPy makes one of: {error}") from None
 
 
 def _overlaps_itself(array):
@@ -267,35 +270,58 @@ def check_widths(inputs):
         raise TypeError(f"{given}: float16 and bfloat16 must not meet in one call")
 
 
-def mask_array(mask):
-    mask = plain_array("mask", mask)
+def broadcast_mask(mask, pairs, name="mask"):
+    """`mask` as an array, and what it is for the `pairs` of query and key."""
+    mask = plain_array(name, mask)
     if mask.dtype != np.bool_:
-        raise TypeError(f"mask has dtype {mask.dtype}: it must be boolean; numbers to add are given as bias")
-    return mask
+        raise TypeError(f"{name} has dtype {mask.dtype}: it must be boolean; numbers to add are given as bias")
+    return mask, _broadcast(name, mask, pairs)
 
 
-def bias_array(bias):
-    bias = plain_array("bias", bias)
+def broadcast_bias(bias, pairs, name="bias"):
+    bias = plain_array(name, bias)
     if bias.dtype == np.bool_:
-        raise TypeError("bias has dtype bool: it must be floating; who may attend is given as mask")
-    return _float_array("bias", bias)
+        raise TypeError(f"{name} has dtype bool: it must be floating; who may attend is given as mask")
+    bias = _float_array(name, bias, fewest_axes=0)
+    return bias, _broadcast(name, bias, pairs)
 
 
-def _float_array(name, array):
+def _float_array(name, array, fewest_axes=2):
     array = plain_array(name, array)
     if not is_float(array.dtype):
         raise TypeError(f"{name} has dtype {array.dtype}: it must be {' or '.join(FLOATS)}, in native byte order")
-    if array.ndim < 2 and name != "bias":
+    if array.ndim < fewest_axes:
         raise ValueError(f"{name} has shape {array.shape}: it must have at least two axes")
+    if array.ndim > MOST_AXES:
+        raise ValueError(f"{name} has {array.ndim} axes: it must have at most {MOST_AXES}")
     return array
 
 
-def check_out(out, shape, dtype, inputs):
+def check_heads(heads, kv_heads):
+    if heads % kv_heads if kv_heads else heads:
+        raise ValueError(
+            f"query has {heads} heads and key has {kv_heads}: the heads of query must be a multiple of those of key"
+        )
+
+
+def flag(name, given):
+    if given is not True and given is not False and not isinstance(given, np.bool_):
+        raise TypeError(f"{name} is {given!r}: it must be True or False")
+    return bool(given)
+
+
+def may_hold(dtype, result):
+    """Whether an array of `dtype` takes a result whose dtype is `result`: that, or, unrounded, a wider one of ours."""
+    return dtype == result or (is_float(dtype) and dtype.itemsize > result.itemsize)
+
+
+def check_out(out, shape, dtype, inputs, wider=True):
     """`out` can take a result of `shape` and `dtype` without touching the inputs (name: array)."""
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out is of type {type(out).__name__}: it must be an array")
-    if out.shape != shape or out.dtype != dtype:
-        raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}: the result has {shape} and {dtype}")
+    if out.shape != shape or not (may_hold(out.dtype, dtype) if wider else out.dtype == dtype):
+        given, rule = f"shape {out.shape} and dtype {out.dtype}", f"{dtype}{', or a wider one' if wider else ''}"
+        raise ValueError(f"out has {given}: the result has {shape} and {rule}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")
     if out.size and _overlaps_itself(out):
@@ -314,8 +340,7 @@ def _broadcast(name, array, shape):
 
 def _window(window, causal):
     """(left, right), None for no bound; causal is right = 0."""
-    if causal is not True and causal is not False and not isinstance(causal, np.bool_):
-        raise TypeError(f"causal is {causal!r}: it must be True or False")
+    causal = flag("causal", causal)
     left, right = (None, None) if window is None else _sides(window)
     if causal:
         right = 0 if right is None else min(right, 0)
@@ -345,7 +370,7 @@ def _sum_within(limit, numbers, number):
 
 def _whole_numbers(name, given, lead):
     """One for each batch, as int64."""
-    numbers = np.asarray(given)
+    numbers = plain_array(name, given)
     if numbers.dtype == object and all(isinstance(number, int) for number in numbers.flat):
         raise ValueError(f"{name} is {given}: it must fit into 64 bits with a sign")
     if numbers.dtype.kind not in "iu" and numbers.size:
@@ -356,14 +381,15 @@ def _whole_numbers(name, given, lead):
 
 
 def _lengths(kv_lengths, lead, kv_len):
+    """`kv_len` is a number, or one for each."""
     lengths = _whole_numbers("kv_lengths", kv_lengths, lead)
-    if lengths.size and (lengths.min() < 0 or lengths.max() > kv_len):
+    if ((lengths < 0) | (lengths > kv_len)).any():
         raise ValueError(f"kv_lengths are {kv_lengths}: they must be from 0 to the {kv_len} keys there are")
     return lengths
 
 
 def _per_head(name, given, lead, heads):
-    numbers = np.asarray(given)
+    numbers = plain_array(name, given)
     if numbers.dtype.kind not in "fiu" and numbers.dtype.name != "bfloat16":
         raise TypeError(f"{name} has dtype {numbers.dtype}: it must hold numbers, one for each head")
     whole = _broadcast(name, numbers.astype(np.float64), (*lead, heads))

@@ -151,7 +151,7 @@ def _check_out(out, x, positions):
     positions = positions if isinstance(positions, np.ndarray) else None
     if type(out) is np.ndarray and _core.takes_rotated(out, x, positions):
         return
-    check_out(out, x.shape, x.dtype, {"positions": positions})
+    check_out(out, x.shape, x.dtype, {"positions": positions}, wider=False)
     if out is not x and not _same_elements(out, x) and np.shares_memory(out, x):
         raise ValueError("out overlaps x: it must be x itself, or not overlap it")
 

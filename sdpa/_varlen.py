@@ -4,18 +4,20 @@ import numpy as np
 
 from . import _core, _kernels, _threads
 from ._problem import (
-    _broadcast,
     _float_array,
+    _lengths,
     _per_head,
     _scale,
     _softcap,
     _sum_within,
     _whole_numbers,
     _window,
-    bias_array,
+    broadcast_bias,
+    broadcast_mask,
+    check_heads,
     check_out,
     check_widths,
-    mask_array,
+    flag,
     plain_array,
     sum_dtype,
 )
@@ -32,7 +34,7 @@ def attention_varlen(
 
     T and U are the queries and the keys of all sequences together.  Sequence b is what `attention` gives for the
     queries from cu_seqlens_q[b] to cu_seqlens_q[b + 1] and the keys from cu_seqlens_k[b] to cu_seqlens_k[b + 1].
-    Any of them may be empty: queries without keys get zeros, and -inf as lse.
+    Any of them may be empty: queries without keys get zeros, and as lse their sink, or -inf.
 
     Parameters
     ----------
@@ -82,10 +84,7 @@ def packed_arrays(query, key, value, cu_seqlens_q, cu_seqlens_k):
     heads, dim = query.shape[1:]
     if dim != key.shape[2]:
         raise ValueError(f"query has shape {query.shape} and key {key.shape}: the last axes must be equal")
-    if heads % key.shape[1] if key.shape[1] else heads:
-        raise ValueError(
-            f"query has {heads} heads and key has {key.shape[1]}: the heads of query must be a multiple of those of key"
-        )
+    check_heads(heads, key.shape[1])
     q_starts = k_starts = starts("cu_seqlens_q", cu_seqlens_q, "query", len(query))
     if cu_seqlens_k is not None:
         k_starts = starts("cu_seqlens_k", cu_seqlens_k, "key", len(key))
@@ -122,18 +121,11 @@ def check_options(
     longest = int(k_counts.max(initial=0))
     pairs = (heads, tokens, longest)
     if mask is not None:
-        given["mask"] = mask = mask_array(mask)
-        mask = _broadcast("mask", mask, pairs)
+        given["mask"], mask = broadcast_mask(mask, pairs)
     if bias is not None:
-        given["bias"] = bias = bias_array(bias)
-        bias = _broadcast("bias", bias, pairs)
+        given["bias"], bias = broadcast_bias(bias, pairs)
     given |= {"q_offset": q_offset, "kv_lengths": kv_lengths, "sinks": sinks, "alibi_slopes": alibi_slopes}
-    if kv_lengths is None:
-        lengths = np.ascontiguousarray(k_counts)
-    else:
-        lengths = _whole_numbers("kv_lengths", kv_lengths, sequences)
-        if ((lengths < 0) | (lengths > k_counts)).any():
-            raise ValueError(f"kv_lengths are {kv_lengths}: they must be from 0 to the keys of each, {k_counts}")
+    lengths = np.ascontiguousarray(k_counts) if kv_lengths is None else _lengths(kv_lengths, sequences, k_counts)
     offsets = lengths - q_counts if q_offset is None else _whole_numbers("q_offset", q_offset, sequences)
     left, right = _window(window, causal)
     limit = int(q_counts.max(initial=0)) + longest + 1  # beyond it every query sees nothing, or everything
@@ -158,6 +150,7 @@ def attend_packed(
     The shapes of query, key and value were checked, not their dtypes.  k_counts (S): the keys of each sequence.
     given : what else the caller gave, by name, that `out` must not overlap.
     """
+    return_lse = flag("return_lse", return_lse)
     options = check_options(query, key, value, q_starts=q_starts, k_counts=k_counts, given=given, **options)
     shape = (*query.shape[:2], value.shape[-1])
     if out is None:
@@ -193,7 +186,7 @@ def _attend_sequences(
     if not query.size or not kv_lengths.any():  # nothing to compare: every row sees nothing
         out[...] = 0
         if lse is not None:
-            lse[...] = -np.inf
+            lse[...] = -np.inf if sinks is None else np.repeat(sinks, np.diff(q_starts), axis=0)
         return
     threads = thread_count(threads, query, value, kv_lengths)
     query, out = heads_first(query), heads_first(out)

@@ -1,5 +1,6 @@
 """What the tests of the engine share: kernels, arrays, layouts, and the unit in which errors are measured."""
 
+import math
 import os
 import subprocess
 import sys
@@ -167,6 +168,12 @@ SCORES = {
 OPTIONS = {"nothing": lambda B, H, M, N: {}} | GEOMETRY | SEEN | SCORES
 
 
+def blind_lse(lse, options):
+    """What the lse (..., H, M) of rows that see no key is: the sinks, or -inf."""
+    sinks = options.get("sinks")
+    return np.broadcast_to(-inf if sinks is None else np.asarray(sinks)[..., None], lse.shape).astype(lse.dtype)
+
+
 def rng(seed):
     return np.random.default_rng(seed)
 
@@ -252,6 +259,40 @@ LAYOUTS = {
     "in records": in_records,
     "off by a byte": off_by_a_byte,
 }
+
+
+# The same of the axes before the heads, for arrays (2, 3, ...) or (2, 3, 4): no one stride leads from each batch to the
+# next, but in the last ones.
+
+
+def with_gaps(x):
+    wide = np.full((len(x), x.shape[1] + 2, *x.shape[2:]), 77, x.dtype)
+    wide[:, : x.shape[1]] = x
+    return wide[:, : x.shape[1]]
+
+
+LEADING = {
+    "gaps": with_gaps,
+    "turned": lambda x: np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1),
+    "one axis backwards": lambda x: np.ascontiguousarray(x[:, ::-1])[:, ::-1],
+    "one axis repeated": lambda x: np.broadcast_to(x[:, :1], x.shape),
+    "an axis of 1": lambda x: x[:, None],
+    "an axis of 1 and any stride": lambda x: np.lib.stride_tricks.as_strided(
+        x, (*x.shape[:1], 1, *x.shape[1:]), (*x.strides[:1], 10007 * x.itemsize, *x.strides[1:])
+    ),
+}
+
+
+def counted(monkeypatch, name):
+    """The number of batches of each call of a function of the compiled module, from here on."""
+    batches, call = [], getattr(_core, name)
+
+    def counting(kernel, *, query, **arguments):
+        batches.append(math.prod(query.shape[:-3]))
+        return call(kernel, query=query, **arguments)
+
+    monkeypatch.setattr(_core, name, counting)
+    return batches
 
 
 # Other processes.

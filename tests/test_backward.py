@@ -1,5 +1,6 @@
 """Gradients of the compiled engine: the oracle, differences and torch; bits, edges, memory, errors; on every kernel."""
 
+import functools
 import itertools
 import tracemalloc
 
@@ -11,6 +12,7 @@ from conftest import (
     HALF,
     KERNELS,
     LAYOUTS,
+    LEADING,
     OPTIONS,
     PAIRS_OF_BFLOAT16,
     SCORES,
@@ -18,6 +20,7 @@ from conftest import (
     arithmetic,
     assert_same_bits,
     bfloat16,
+    counted,
     draw,
     eps,
     exactly,
@@ -198,7 +201,7 @@ EVERYTHING = ["mask of keys", "bias", "window", "lengths", "scale", "softcap", "
 
 @on_kernels(DTYPES)
 def test_everything_at_once(kernel, dtype):
-    call = named(EVERYTHING, M=65, N=257, dtype=dtype) | dict(causal=True)
+    call = named(["causal", *EVERYTHING], M=65, N=257, dtype=dtype, seed=1)
     judge(run(call), call)
 
 
@@ -390,6 +393,22 @@ def test_sinks(kernel, dtype, shape, sinks_dtype):
     check(*arrays, sinks=np.asarray(rng(1).standard_normal(shape) * 3).astype(sinks_dtype), causal=True)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_sums_for_sinks_that_overflow(packed):
+    """They are inf, without a warning."""
+    query, sinks = np.ones((4, 4, 1)), np.full(4, 50.0)  # which have nearly all of the weight
+    forward, backward = sdpa.attention, sdpa.attention_backward
+    if packed:
+        forward, backward = (
+            functools.partial(call, cu_seqlens_q=[0, 4])
+            for call in (sdpa.attention_varlen, sdpa.attention_varlen_backward)
+        )
+    out, lse = forward(query, query, query, sinks=sinks, return_lse=True)
+    for grad_lse in 1e308, -1e308:
+        grads = backward(0 * out, query, query, query, out, lse, grad_lse=np.full(lse.shape, grad_lse), sinks=sinks)
+        assert (grads.sinks == np.copysign(inf, grad_lse)).all()
+
+
 def test_sinks_of_minus_inf_are_none(kernel):
     arrays = draw()
     call = problem(*arrays)
@@ -512,6 +531,48 @@ def test_gradients_are_new_arrays(kernel, dtype):
         assert not any(np.shares_memory(grad, x) for x in [*inputs, *(y for y in grads if y is not grad)])
 
 
+# An `out` that was not rounded.
+
+
+@on_kernels({"bfloat16": bfloat16})
+@pytest.mark.parametrize("keys", [512, 2048])
+def test_keys_whose_mean_is_not_0_need_an_unrounded_out(kernel, keys, dtype):
+    """The gradients of scores sum to 0 but for the error of delta, which thus meets the mean of the keys."""
+    query, grad_out = rng(0).standard_normal((2, 1, 64, 64)).astype(dtype)
+    key, value = rng(1).random((2, 1, keys, 64)).astype(dtype)
+    exact_out, exact_lse = reference.attention(query, key, value, return_lse=True)
+    exact = reference.attention_backward(grad_out, query, key, value, exact_out, exact_lse).query
+    errors = []
+    for of in dtype, float32, float64:
+        out, lse = sdpa.attention(query, key, value, return_lse=True, out=np.empty(query.shape, of))
+        grad = sdpa.attention_backward(grad_out, query, key, value, out, lse).query
+        assert grad.dtype == dtype
+        errors.append(np.sqrt(((grad - exact) ** 2).mean() / (exact**2).mean()))
+    assert 0.05 < errors[0] < 0.5 and max(errors[1:]) < 0.006
+
+
+@EACH_WIDTH
+def test_a_wider_out(kernel, dtype):
+    """Dense and packed, as the oracle with that `out`; a narrower or another one is refused."""
+    for packed in False, True:
+        forward = sdpa.attention_varlen if packed else sdpa.attention
+        arrays, where = varlen.draw_packed((20, 3), (30, 40), dtype=dtype) if packed else (draw(dtype=dtype), {})
+        oracle = reference.attention_varlen_backward if packed else reference.attention_backward
+        call = problem(*arrays, forward=forward, **where)
+        call["out"] = np.empty(call["out"].shape, float64)
+        forward(*arrays, out=call["out"], **where)
+        backward = sdpa.attention_varlen_backward if packed else sdpa.attention_backward
+        grads, expected = backward(**call), oracle(**call)
+        for name in FIELDS[:3]:
+            tolerance = 8 * eps(dtype)
+            np.testing.assert_allclose(
+                getattr(grads, name).astype(float64), getattr(expected, name), rtol=tolerance, atol=20 * tolerance
+            )
+        for other in np.int64, float16 if dtype != float16 else bfloat16:
+            with raises(TypeError, ["out", str(np.dtype(other)), "or wider"]):
+                backward(**call | dict(out=call["out"].astype(other)))
+
+
 # Axes.
 
 
@@ -536,6 +597,25 @@ def test_more_leading_axes(kernel, dtype):
         np.testing.assert_allclose(grads.sinks, expected.sinks, rtol=1e-5)
 
 
+@pytest.mark.parametrize("bias", [(2, 3, 4, 21, 40), (2, 1, 1, 21, 40), (1, 3, 1, 1, 40), (2, 1, 4, 21, 1)], ids=str)
+@pytest.mark.parametrize("layout", LEADING)
+def test_leading_axes_are_one_call(kernel, monkeypatch, layout, bias):
+    """Whatever their strides; a bias that some of them share gets the sum, in the same order."""
+    arrays = [x.reshape(2, 3, *x.shape[1:]) for x in draw(B=6, M=21, N=40)]
+    views = [LEADING[layout](x) for x in arrays]
+    bias = rng(1).standard_normal(bias).astype(float32)
+    options = dict(
+        bias=LEADING[layout](bias) if bias.shape[:2] == (2, 3) else bias[:, None] if views[0].ndim > 5 else bias,
+        kv_lengths=LEADING[layout](np.arange(35, 41).reshape(2, 3)), sinks=rng(2).standard_normal(4), causal=True,
+    )  # fmt: skip
+    call = problem(*views, **options)
+    batches = counted(monkeypatch, "attend_backward")
+    grads = run(call)
+    assert batches == [6]
+    assert_all_same(grads, run({name: np.array(x, order="C") if name in ARRAYS else x for name, x in call.items()}))
+    judge(grads, call)
+
+
 @EACH_DTYPE
 @pytest.mark.parametrize("q, k, v", BROADCASTS.values(), ids=BROADCASTS)
 def test_leading_axes_that_broadcast(kernel, dtype, q, k, v):
@@ -549,8 +629,18 @@ def test_leading_axes_that_broadcast(kernel, dtype, q, k, v):
 
 
 def assert_zero(grads, call):
+    """But for the sinks: each is the lse of its rows."""
     for name, grad in present(grads).items():
-        assert grad.shape == np.shape(call[name]) and (grad == 0).all(), name
+        assert grad.shape == np.shape(call[name])
+        rows = (*range(call["lse"].ndim - 2), -1)
+        expected = call["grad_lse"].sum(axis=rows, dtype=float64) if name == "sinks" else 0
+        np.testing.assert_allclose(
+            grad, np.broadcast_to(expected, grad.shape), rtol=1e-5, atol=1e-5 * (name == "sinks")
+        )
+
+
+def what_a_blind_row_ignores(more):
+    return ("grad_out",) if more == "sinks" else ("grad_out", "out", "grad_lse")
 
 
 @EACH_WIDTH
@@ -562,7 +652,7 @@ def test_rows_that_see_no_key(kernel, options, more, dtype):
     key[1, 1] = value[0, 0] = inf
     call = problem(query, key, value, **options, **options_for(query, key, more))
     assert_zero(run(call), call)
-    call |= {name: np.full_like(call[name], nan) for name in ("grad_out", "out", "grad_lse")}
+    call |= {name: np.full_like(call[name], nan) for name in what_a_blind_row_ignores(more)}
     assert_zero(run(call), call)
 
 
@@ -573,8 +663,9 @@ def test_some_rows_see_no_key(kernel, more, dtype):
     arrays = draw(M=90, N=35, dtype=dtype)
     call = problem(*arrays, causal=True, **options_for(*arrays[:2], more))
     clean = run(call)
-    call |= {name: call[name].copy() for name in ("grad_out", "query", "out", "grad_lse")}
-    for name in "grad_out", "query", "out", "grad_lse":
+    names = ("query", *what_a_blind_row_ignores(more))
+    call |= {name: call[name].copy() for name in names}
+    for name in names:
         call[name][:, :, :55] = nan
     grads = run(call)
     assert_all_same(grads, clean)
@@ -970,6 +1061,7 @@ TYPES = [
     pytest.param(TypeError, {name: ones(*shape).astype(dtype)}, [name, str(np.dtype(dtype))], id=f"{name} {dtype}")
     for name, shape in SHAPES_OF_RESULTS.items()
     for dtype in [*NOT_OURS, bool, float16, bfloat16, float64]
+    if (name, dtype) != ("out", float64)
 ]
 MASKED = [
     pytest.param(TypeError, {name: np.ma.ones(shape, "f4")}, [name, "masked array"], id=f"masked {name}")
@@ -1005,7 +1097,8 @@ def test_errors_of_what_the_forward_gave(valid, error, changes, parts):
 def test_dtypes_are_those_that_the_forward_gives(name, dtype):
     call = problem(*draw(dtype=dtype))
     for other in float16, bfloat16, float32, float64:
-        if other != call[name].dtype:
+        unrounded = name == "out" and np.dtype(other).itemsize > call[name].itemsize
+        if other != call[name].dtype and not unrounded:
             with raises(TypeError, [name, str(np.dtype(other)), str(call[name].dtype)]):
                 run(call | {name: call[name].astype(other)})
 
@@ -1047,7 +1140,7 @@ PACKED_RESULTS = {
     "out": (ValueError, r"out.*\(5, 4, 5\).*\(6, 4, 5\)", dict(out=ones(5, 4, 5))),
     "lse": (ValueError, r"lse.*\(4, 6\).*\(6, 4\)", dict(lse=ones(4, 6))),
     "grad_lse": (ValueError, r"grad_lse.*\(6, 4, 1\).*\(6, 4\)", dict(grad_lse=ones(6, 4, 1))),
-    "dtype of out": (TypeError, "out.*float64.*float32", dict(out=np.ones((6, 4, 5)))),
+    "dtype of out": (TypeError, "out.*float16.*float32 or wider", dict(out=np.ones((6, 4, 5), float16))),
     "dtype of grad_out": (TypeError, "grad_out.*float16.*float32", dict(grad_out=np.ones((6, 4, 5), float16))),
     "dtype of lse": (TypeError, "lse.*float64.*float32", dict(lse=np.ones((6, 4)))),
     "dtype of grad_lse": (TypeError, "grad_lse.*int64", dict(grad_lse=np.ones((6, 4), int))),

@@ -1073,7 +1073,7 @@ Q = np.zeros((B, H, 2, D), float32)
         (Q, dict(alibi_slopes=np.ones(3)), ValueError, r"alibi_slopes has shape \(3,\)"),
         (Q, dict(sinks=np.ones(3)), ValueError, r"sinks has shape \(3,\)"),
         (Q, dict(threads=0), ValueError, "threads is 0"),
-        (Q, dict(out=np.zeros((B, H, 2, E))), ValueError, "out has shape .* float64"),
+        (Q, dict(out=np.zeros((B, H, 2, E), np.float16)), ValueError, "out has shape .* float16"),
         (Q, dict(kv_lengths=[1, 1]), TypeError, "kv_lengths"),
     ],
 )

@@ -1,12 +1,13 @@
 """Calls that mean nothing: the exception, and what its message names.  Arrays are those of `draw`:
 query (2, 4, 37, 20), key (2, 2, 133, 20), value (2, 2, 133, 12)."""
 
+import functools
 import re
 
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import assert_same_bits, bfloat16, draw, float16, inf, nan
+from conftest import assert_same_bits, bfloat16, draw, float16, inf, nan, rng
 from numpy.lib.stride_tricks import as_strided
 
 import sdpa
@@ -42,16 +43,27 @@ SHAPES = table(
     heads_of_value=(dict(value=ones(2, 1, 133, 12)), ["key", "value", "(2, 1, 133, 12)", "heads"]),
     heads=(dict(key=ones(2, 3, 133, 20), value=ones(2, 3, 133, 12)), ["query", "4 heads", "key", "3", "multiple"]),
     fewer_query_heads=(dict(query=ones(2, 1, 37, 20)), ["1 heads", "2", "multiple"]),
+    lists_of_unlike_lengths=(dict(query=[[1.0], [1.0, 2.0]]), ["query", "must be an array"]),
     no_key_heads=(dict(key=ones(2, 0, 133, 20), value=ones(2, 0, 133, 12)), ["4 heads", "0", "multiple"]),
     batches=(dict(query=ones(3, 4, 37, 20)), ["query (3, 4, 37, 20)", "key (2, 2, 133, 20)", "broadcast"]),
     batches_of_value=(dict(value=ones(3, 2, 133, 12)), ["value (3, 2, 133, 12)", "broadcast"]),
 )
+
+if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # NumPy 1 has no more than 32 axes itself
+    SHAPES += table(
+        ValueError,
+        query_of_33_axes=(dict(query=ones(*[1] * 29, 2, 4, 37, 20)), ["query", "33 axes", "at most 32"]),
+        key_of_36_axes=(dict(key=ones(*[1] * 32, 2, 2, 133, 20)), ["key", "36 axes", "at most 32"]),
+        value_of_64_axes=(dict(value=ones(*[1] * 64)), ["value", "64 axes", "at most 32"]),
+        bias_of_64_axes=(dict(bias=ones(*[1] * 64)), ["bias", "64 axes", "at most 32"]),
+    )
 
 MASKS = table(
     TypeError,
     integer_mask=(dict(mask=np.ones((37, 133), int)), ["mask", "int64", "boolean", "bias"]),
     float_mask=(dict(mask=np.zeros((37, 133))), ["mask", "float64", "boolean", "bias"]),
     object_mask=(dict(mask=np.array(None)), ["mask", "object", "boolean"]),
+    value_None=(dict(value=None), ["value", "object"]),
     boolean_bias=(dict(bias=np.ones((37, 133), bool)), ["bias", "bool", "mask"]),
     causal_1=(dict(causal=1), ["causal", "1", "True or False"]),
     causal_None=(dict(causal=None), ["causal", "None"]),
@@ -74,6 +86,8 @@ POSITIONS = table(
     q_offset_of_text=(dict(q_offset="3"), ["q_offset"]),
     q_offset_of_bool=(dict(q_offset=True), ["q_offset", "bool"]),
     kv_lengths_of_float=(dict(kv_lengths=[1.0, 2.0]), ["kv_lengths", "float64", "whole number"]),
+    kv_lengths_masked=(dict(kv_lengths=np.ma.array([1, 2], mask=[True, False])), ["kv_lengths", "masked array"]),
+    q_offset_masked=(dict(q_offset=np.ma.array([1, 2])), ["q_offset", "masked array"]),
 ) + table(
     ValueError,
     window_of_one=(dict(window=(1,)), ["window", "(1,)", "(left, right)"]),
@@ -95,6 +109,8 @@ NUMBERS = table(
     softcap_of_text=(dict(softcap="x"), ["softcap", "'x'", "number"]),
     sinks_of_complex=(dict(sinks=np.ones(4, complex)), ["sinks", "complex128", "each head"]),
     sinks_of_text=(dict(sinks="abcd"), ["sinks"]),
+    sinks_masked=(dict(sinks=np.ma.array(np.ones(4), mask=[0, 1, 0, 0])), ["sinks", "masked array"]),
+    alibi_slopes_masked=(dict(alibi_slopes=np.ma.array(np.ones(4))), ["alibi_slopes", "masked array"]),
     sinks_of_bool=(dict(sinks=np.ones(4, bool)), ["sinks", "bool"]),
     alibi_slopes_of_object=(dict(alibi_slopes=[None] * 4), ["alibi_slopes", "object"]),
     threads_of_float=(dict(threads=1.5), ["threads", "1.5", "whole number"]),
@@ -161,7 +177,9 @@ WRONG_OUT = table(
     ValueError,
     shape=(dict(out=ones(2, 4, 37, 20)), ["out", "(2, 4, 37, 20)", "(2, 4, 37, 12)"]),
     fewer_axes=(dict(out=ones(8, 37, 12)), ["out", "(8, 37, 12)", "(2, 4, 37, 12)"]),
-    dtype=(dict(out=np.ones((2, 4, 37, 12))), ["out", "float64", "float32"]),
+    integers=(dict(out=np.ones((2, 4, 37, 12), np.int64)), ["out", "int64", "float32, or a wider one"]),
+    complex=(dict(out=np.ones((2, 4, 37, 12), complex)), ["out", "complex128", "float32"]),
+    wide_byte_order=(dict(out=np.ones((2, 4, 37, 12), ">f8")), ["out", ">f8", "float32"]),
     half_dtype=(dict(out=np.ones((2, 4, 37, 12), float16)), ["out", "float16", "float32"]),
     bfloat16=(dict(out=np.ones((2, 4, 37, 12), bfloat16)), ["out", "bfloat16", "float32"]),
     byte_order=(dict(out=np.ones((2, 4, 37, 12), ">f4")), ["out", ">f4", "float32"]),
@@ -252,12 +270,108 @@ def test_what_would_be_taken_for_something_else(error, call, parts):
     "error, options, parts",
     [
         (TypeError, dict(attn_mask=np.ones((37, 133), int)), ["attn_mask", "int64", "boolean"]),
+        (TypeError, dict(attn_mask=np.ma.ones((37, 133), bool)), ["attn_mask", "masked array"]),
+        (ValueError, dict(attn_mask=np.ones((36, 133), bool)), ["attn_mask", "(36, 133)", "(2, 2, 37, 133)"]),
+        (ValueError, dict(attn_mask=np.ones((37, 132))), ["attn_mask", "(37, 132)", "(2, 2, 37, 133)"]),
+        (ValueError, dict(attn_mask=[[True], [True, False]]), ["attn_mask", "must be an array"]),
         (TypeError, dict(is_causal="no"), ["is_causal", "'no'", "True or False"]),
+        (TypeError, dict(enable_gqa="no"), ["enable_gqa", "'no'", "True or False"]),
+        (ValueError, dict(dropout_p=np.zeros(2)), ["dropout_p", "must be 0"]),
+        (ValueError, dict(query=[[1.0], [1.0, 2.0]]), ["query", "must be an array"]),
+        (TypeError, dict(value=None), ["value", "object"]),
     ],
 )
 def test_errors_in_the_words_of_torch(error, options, parts):
-    query, key, value = draw(H=2)
+    arrays = dict(zip(["query", "key", "value"], draw(H=2)))
     with pytest.raises(error) as caught:
-        sdpa.scaled_dot_product_attention(query, key, value, **options)
+        sdpa.scaled_dot_product_attention(**arrays | options)
     for part in parts:
         assert part in str(caught.value)
+    for ours in "mask", "bias", "causal":
+        assert ours not in str(caught.value).replace("attn_mask", "").replace("is_causal", "").replace("masked", "")
+
+
+def caches(batch=1):
+    """A KVCache for each way that it attends, and its query, which is the last of 5 tokens."""
+    token = rng(0).standard_normal((batch, 1, 5, 32)).astype(np.float32)
+    for options in (
+        {},
+        dict(dtype=np.int8),
+        dict(window=3, keep=1),
+        dict(window=3),
+        dict(window=2, keep=1, dtype=np.int8),
+    ):
+        cache = sdpa.KVCache(batch, 1, 32, **options)
+        cache.append(token[:, :, :2], token[:, :, :2], lengths=np.arange(batch) % 2 + 1)
+        cache.append(token[:, :, 2:], token[:, :, 2:])
+        yield cache, token[:, :, 4:]
+
+
+def paged():
+    cache = sdpa.PagedKVCache(pages=4, page_size=4, kv_heads=1, head_dim=32)
+    cache.append(cache.allocate(), ones(1, 5, 32), ones(1, 5, 32))
+    return cache, ones(1, 1, 32)
+
+
+PACKED = dict(query=ones(3, 1, 4), key=ones(3, 1, 4), value=ones(3, 1, 4), cu_seqlens_q=[0, 1, 3])
+NETWORK = dict(w_query=ones(5, 20), w_key=ones(5, 20), v=ones(5))
+
+
+@pytest.mark.parametrize("given", ["no", 1, 0, None, np.array([True])], ids=str)
+def test_return_lse_is_true_or_false(given):
+    calls = [
+        lambda **more: sdpa.attention(*draw(), **more),
+        lambda **more: sdpa.explain(*draw(), **more),
+        lambda **more: sdpa.additive_attention(*draw(), **NETWORK, **more),
+        lambda **more: sdpa.attention_varlen(**PACKED, **more),
+        lambda **more: paged()[0].attend(paged()[1], 0, **more),
+        *(functools.partial(cache.attend, query) for batch in (1, 2) for cache, query in caches(batch)),
+    ]
+    for call in calls:
+        with raises(TypeError, ["return_lse", repr(given)[:5], "True or False"]):
+            call(return_lse=given)
+    for call in calls[:1] + calls[2:]:
+        assert len(call(return_lse=np.True_)) == 2
+
+
+@pytest.mark.parametrize("name", ["kv_lengths", "q_offset", "sinks", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k"])
+def test_masked_numbers_are_refused_everywhere(name):
+    one = np.ma.array([1], mask=[True])
+    with raises(TypeError, [name, "masked array"]):
+        sdpa.attention_varlen(**PACKED | {name: one})
+    if name.startswith("cu"):
+        return
+    cache, query = paged()
+    with raises(TypeError, [name, "masked array"]):
+        cache.attend(query, 0, **{name: one})
+    for cache, query in caches() if name != "kv_lengths" else []:
+        with raises(TypeError, [name, "masked array"]):
+            cache.attend(query, **{name: one})
+
+
+def test_value_is_needed():
+    query, key, value = draw()
+    out, lse = sdpa.attention(query, key, value, return_lse=True)
+    for call in (
+        lambda: sdpa.attention(query, key, None),
+        lambda: sdpa.explain(query, key, None),
+        lambda: sdpa.attention_backward(out, query, key, None, out, lse),
+        lambda: sdpa.additive_attention(query, key, None, **NETWORK),
+        lambda: sdpa.attention_varlen(**PACKED | dict(value=None)),
+    ):
+        with raises(TypeError, ["value", "object"]):
+            call()
+
+
+def test_as_many_axes_as_there_may_be():
+    """With leading axes that broadcast, all options, and gradients."""
+    query, key, value = draw(B=2, M=3, N=5)
+    many = query.reshape(*[1] * 28, *query.shape)
+    options = dict(mask=np.ones((4, 3, 5), bool), bias=ones(1, 3, 5), sinks=np.ones(4), kv_lengths=4, causal=True)
+    out, lse = sdpa.attention(many, key, value, return_lse=True, **options)
+    assert out.ndim == 32 and lse.ndim == 31
+    assert_same_bits(out.reshape(2, 4, 3, 12), sdpa.attention(query, key, value, **options))
+    assert sdpa.attention_weights(many, key, **options).ndim == 32
+    assert sdpa.attention_backward(out, many, key, value, out, lse, **options).query.shape == many.shape
+    assert_same_bits(sdpa.merge([out], [lse])[0], out)
+    assert sdpa.additive_attention(many, key, value, **NETWORK).ndim == 32

@@ -4,7 +4,23 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import HALF, LAYOUTS, assert_same_bits, draw, float32, nan, on_kernels, rng, run_python
+from conftest import (
+    HALF,
+    LAYOUTS,
+    LEADING,
+    assert_same_bits,
+    bfloat16,
+    counted,
+    draw,
+    float16,
+    float32,
+    float64,
+    nan,
+    on_kernels,
+    rng,
+    rounds_weights,
+    run_python,
+)
 
 import sdpa
 from sdpa import reference
@@ -53,6 +69,58 @@ def test_out_is_filled_and_returned(kernel, layout, dtype):
     assert result is out and lse.shape == expected.shape[:-1]
 
 
+WIDER = {"float16": [float32, float64], "bfloat16": [float32, float64], "float32": [float64]}
+
+
+def calls_with_out(query, key, value):
+    """All that takes `out`, with what it gives from the whole of its arguments; M tokens of two heads."""
+    M = query.shape[2]
+    yield "dense", lambda **more: sdpa.attention(query, key, value, causal=True, **more)
+    turned = [x[0].swapaxes(0, 1) for x in (query, key, value)]
+    where = dict(cu_seqlens_q=[0, 1, M], cu_seqlens_k=[0, 20, key.shape[2]])
+    yield "packed", lambda **more: sdpa.attention_varlen(*turned, **where, **more)
+    for name, options in {"cache": {}, "int8": dict(dtype=np.int8), "window": dict(window=30, keep=2)}.items():
+        cache = sdpa.KVCache(2, 2, 32, value_dim=40, **dict(dtype=query.dtype) | options)
+        cache.append(key, value)
+        yield name, lambda cache=cache, **more: cache.attend(query, **more)
+    pages = sdpa.PagedKVCache(40, 8, 2, 32, value_dim=40, dtype=query.dtype)
+    pages.append(pages.allocate(), key[0], value[0])
+    yield "pages", lambda **more: pages.attend(query[0], 0, **more)
+    yield "packed pages", lambda **more: pages.attend(turned[0], [0], cu_seqlens_q=[0, M], **more)
+    network = dict(w_query=np.ones((3, 32)), w_key=np.ones((3, 32)), v=np.ones(3))
+    yield "additive", lambda **more: sdpa.additive_attention(query, key, value, **network, **more)
+    parts = [sdpa.attention(query, key, value, window=(None, n), return_lse=True) for n in (0, -40)]
+    yield "merge", lambda **more: sdpa.merge(*zip(*parts), **more)[0]
+
+
+@on_kernels({"float32": float32}, HALF)
+@pytest.mark.parametrize("M", [2, 70], ids=["few rows", "many rows"])
+def test_a_wider_out_takes_the_unrounded_result(kernel, dtype, M):
+    """What it takes is as exact as sums in float32, and rounded it is the result."""
+    query, key, value = draw(H=2, M=M, N=150, D=32, E=40, dtype=dtype)
+    exact = dict(dense=reference.attention(query, key, value, causal=True))
+    for name, call in calls_with_out(query, key, value):
+        expected = call()
+        for wider in WIDER[np.dtype(dtype).name]:
+            for layout in LAYOUTS["contiguous"], LAYOUTS["every third column"], LAYOUTS["heads inside"]:
+                out = layout(np.full(expected.shape, nan, wider))
+                assert call(out=out) is out or name == "merge"
+                assert_same_bits(out.astype(dtype), expected)
+                assert dtype == float32 or (out != expected).any(), name
+                assert_same_bits(out, out.astype(float32).astype(wider))
+                if name == "dense" and not rounds_weights(query, key, value):
+                    np.testing.assert_allclose(out, exact[name], rtol=1e-5, atol=2e-6)
+
+
+def test_no_other_dtype_of_out():
+    arrays = draw(H=2, N=150, D=32, E=40, dtype=float16)
+    for _, call in calls_with_out(*arrays):
+        shape = call().shape
+        for dtype in bfloat16, np.int64, np.complex128, ">f4":
+            with pytest.raises(ValueError, match=f"out has shape .*{np.dtype(dtype)}.*float16, or a wider one"):
+                call(out=np.zeros(shape, dtype))
+
+
 @pytest.mark.parametrize("M, E", [(2, 13), (35, 13), (35, 45)])
 @on_kernels({"float32": float32}, HALF)
 def test_nothing_around_out_is_written(kernel, dtype, M, E):
@@ -69,6 +137,34 @@ def test_out_is_laid_out_like_query(kernel, layout):
     query, key, value = draw(E=20)
     query = LAYOUTS[layout](query)
     assert sdpa.attention(query, key, value).strides == np.empty_like(query).strides
+
+
+@pytest.mark.parametrize("M", [2, 30], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("layout", LEADING)
+def test_leading_axes_are_one_call(kernel, monkeypatch, layout, M):
+    """Whatever their strides; with everything that may differ from batch to batch."""
+    query, key, value = (x.reshape(2, 3, *x.shape[1:]) for x in draw(B=6, M=M, N=150))
+    options = dict(
+        mask=rng(1).random((2, 3, 4, M, 150)) < 0.7, bias=rng(2).standard_normal((2, 3, 1, 1, 150)),
+        q_offset=np.arange(120, 126).reshape(2, 3), kv_lengths=np.arange(145, 151).reshape(2, 3),
+        sinks=rng(3).standard_normal((2, 3, 4)), alibi_slopes=rng(4).random((2, 3, 4)),
+    )  # fmt: skip
+    given = dict(query=query, key=key, value=value) | options
+    views = {name: LEADING[layout](x) for name, x in given.items()}
+    copies = {name: np.array(x, order="C") for name, x in views.items()}
+    out = LEADING["turned"](np.full((*views["query"].shape[:-1], 12), nan, np.float32))
+    batches = counted(monkeypatch, "attend")
+    result, lse = sdpa.attention(**views, causal=True, return_lse=True, out=out)
+    expected, expected_lse = sdpa.attention(**copies, causal=True, return_lse=True)
+    assert_same_bits(result, expected)
+    assert_same_bits(lse, expected_lse)
+    del views["value"], copies["value"]
+    weights = sdpa.attention_weights(**views, causal=True)
+    assert_same_bits(weights, sdpa.attention_weights(**copies, causal=True))
+    assert batches == [6] * 4
+    for index in np.ndindex(weights.shape[:-3]):
+        alone = {name: x[index] for name, x in copies.items()}
+        assert_same_bits(weights[index], sdpa.attention_weights(**alone, causal=True))
 
 
 def overlapping():

@@ -50,6 +50,16 @@ def test_the_python_blocks_run():
     assert names
 
 
+def test_the_first_screen_has_the_two_commands_a_newcomer_needs():
+    """What they need, how long they take; and make knows them."""
+    screen = "\n".join(README.splitlines()[:30])
+    commands = re.findall(r"^make (\w+) +# .*minutes", screen, re.MULTILINE)
+    assert commands == ["demo", "test"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{command}:", makefile, re.MULTILINE) for command in commands)
+    assert all(what in screen for what in ("`make`", "`python3`", "C compiler"))
+
+
 def test_the_decode_loop_is_the_one_that_is_tested():
     tested = (ROOT / "tests/test_decode_loop.py").read_text(encoding="utf-8")
     shown = re.findall(r"^# ---- begin[^\n]*\n(.*?)^# ---- end$", tested, re.MULTILINE | re.DOTALL)

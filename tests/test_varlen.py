@@ -247,8 +247,10 @@ def test_empty_axes(empty):
 
 def test_queries_without_keys_get_zeros(kernel):
     arrays, where = draw_packed((3, 30, 2), (0, 0, 0))
-    out, lse = sdpa.attention_varlen(*arrays, **where, return_lse=True, sinks=np.ones(4))
-    assert (out == 0).all() and np.isneginf(lse).all()
+    assert np.isneginf(sdpa.attention_varlen(*arrays, **where, return_lse=True)[1]).all()
+    for sinks in np.arange(4.0), np.arange(12.0).reshape(3, 4):
+        out, lse = sdpa.attention_varlen(*arrays, **where, return_lse=True, sinks=sinks)
+        assert (out == 0).all() and (lse == np.broadcast_to(sinks, (3, 4)).repeat((3, 30, 2), axis=0)).all()
 
 
 @pytest.mark.parametrize("q_counts", [(1, 1, 2), (20, 40, 17)], ids=["few", "many"])

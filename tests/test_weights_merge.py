@@ -162,13 +162,60 @@ def test_merge_of_one_part_is_that_part(dtype):
     assert not np.shares_memory(merged_out, out)
 
 
-def test_sinks_belong_into_one_part(kernel):
-    query, key, value = draw(dtype=np.float64)
+@pytest.mark.parametrize("M", [2, 37], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("hidden", [None, 0, 1], ids=["both seen", "first blind", "second blind"])
+@pytest.mark.parametrize("of", [0, 1])
+def test_sinks_belong_into_one_part(kernel, of, hidden, M):
+    """Whichever: also into one of which every second row sees nothing."""
+    query, key, value = draw(M=M, dtype=np.float64)
     sinks = np.array([0.0, 3.0, -2.0, 8.0])
-    first = sdpa.attention(query, key[:, :, :50], value[:, :, :50], sinks=sinks, return_lse=True)
-    rest = sdpa.attention(query, key[:, :, 50:], value[:, :, 50:], return_lse=True)
-    whole = sdpa.attention(query, key, value, sinks=sinks, return_lse=True)
-    assert_close(sdpa.merge([first[0], rest[0]], [first[1], rest[1]]), whole)
+    rows = np.arange(M)[:, None] % 2 == 0
+    parts, masks = (slice(0, 50), slice(50, None)), np.ones((2, M, 1), bool)
+    if hidden is not None:
+        masks[hidden] = rows
+    results = [
+        sdpa.attention(
+            query, key[:, :, part], value[:, :, part], mask=masks[i], sinks=sinks if i == of else None, return_lse=True
+        )
+        for i, part in enumerate(parts)
+    ]
+    mask = np.repeat(masks, [50, 83], axis=0)[..., 0].T
+    whole = sdpa.attention(query, key, value, mask=mask, sinks=sinks, return_lse=True)
+    assert_close(sdpa.merge(*zip(*results)), whole)
+
+
+def test_a_blind_part_keeps_its_sink(kernel):
+    """q = 1, k = 0, v = 1 and 3: weights 1/2 for the second key and for the sink."""
+    one, sink = np.ones((1, 1)), dict(sinks=[0.0], return_lse=True)
+    blind, seen = np.zeros((1, 1), bool), sdpa.attention(one, 0 * one, 3 * one, return_lse=True)
+    cache = sdpa.KVCache(1, 1, 1, dtype=np.float64)
+    cache.append(0 * one[None, None], one[None, None])
+    window = sdpa.KVCache(1, 1, 1, window=1, keep=1, dtype=np.float64)
+    window.append(0 * one[None, None], one[None, None])
+    int8 = sdpa.KVCache(1, 1, 1, dtype=np.int8)
+    int8.append(0 * one[None, None], one[None, None])
+    pages = sdpa.PagedKVCache(1, 1, 1, 1, dtype=np.float64)
+    pages.append(pages.allocate(), 0 * one[None], one[None])
+    token = one[:, None]
+    packed = dict(cu_seqlens_q=[0, 1], cu_seqlens_k=[0, 1], **sink)
+    parts = {
+        "dense": sdpa.attention(one, 0 * one, one, mask=blind, **sink),
+        "no key": sdpa.attention(one, one[:0], one[:0], **sink),
+        "no feature": sdpa.attention(one[:, :0], one[:, :0], one, **sink),
+        "additive": sdpa.additive_attention(one, one, one, one, one, one[0], mask=blind, **sink),
+        "additive without a feature": sdpa.additive_attention(one, one, one, one[:0], one[:0], one[0, :0], **sink),
+        "packed": sdpa.attention_varlen(token, 0 * token, token, kv_lengths=0, **packed),
+        "packed, hidden": sdpa.attention_varlen(token, 0 * token, token, mask=blind, **packed),
+        "cache": cache.attend(one, mask=blind, **sink),
+        "window": window.attend(one, mask=blind, **sink),
+        "int8": int8.attend(one, mask=blind, **sink),
+        "pages": pages.attend(one[None], 0, mask=blind, **sink),
+        "the oracle": reference.attention(one, 0 * one, one, mask=blind, **sink),
+    }
+    for name, (out, lse) in parts.items():
+        assert out.item() == 0 and lse.item() == 0, name
+        merged = sdpa.merge([out.reshape(1, 1), seen[0]], [lse.reshape(1), seen[1]])
+        assert merged[0].item() == 1.5 and merged[1].item() == pytest.approx(np.log(2)), name
 
 
 def test_merge_of_parts_that_see_nothing():
@@ -268,6 +315,14 @@ SHARED = np.ones((2, 3, 4))
         (OUTS, LSES[:1], None, ValueError, "outs has 2 parts and lses 1"),
         ([OUTS[0], OUTS[0, :2]], LSES, None, ValueError, r"outs.*\(2, 4\).*lses"),
         (OUTS, [LSES[0], LSES[0, :2]], None, ValueError, r"outs.*lses.*\(2,\)"),
+        (None, None, None, TypeError, "outs is None.*sequence of arrays"),
+        (OUTS, None, None, TypeError, "lses is None.*sequence of arrays"),
+        (5, LSES, None, TypeError, "outs is 5.*sequence of arrays"),
+        ("ab", LSES, None, TypeError, "outs has dtype <U1"),
+        ({"a": 1}, LSES, None, TypeError, "outs has dtype <U1"),
+        ([None, None], LSES, None, TypeError, "outs has dtype object"),
+        (OUTS, [None, None], None, TypeError, "lses has dtype object"),
+        ([[[1.0], [1.0, 2.0]]], LSES, None, ValueError, "outs must be an array"),
         (OUTS, OUTS, None, ValueError, "lses the same without the last axis"),
         (OUTS.astype(int), LSES, None, TypeError, "outs has dtype int64"),
         (OUTS, LSES.astype(bool), None, TypeError, "lses has dtype bool"),
@@ -278,7 +333,8 @@ SHARED = np.ones((2, 3, 4))
         (SHARED, LSES, SHARED[1], ValueError, r"out overlaps outs\[1\]"),
         (SHARED, SHARED[:, :, 0], SHARED[0], ValueError, "out overlaps"),
     ],
-    ids=["none", "fewer lses", "shape of outs", "shape of lses", "rank of lses", "integers", "booleans", "shape of out",
+    ids=["none", "fewer lses", "shape of outs", "shape of lses", "None", "lses None", "a number", "text", "a dict",
+         "outs of None", "lses of None", "unlike lengths", "rank of lses", "integers", "booleans", "shape of out",
          "dtype of out", "no array", "overlap", "overlap of another", "overlap with lses"],
 )  # fmt: skip
 def test_merge_errors(outs, lses, out, error, message):

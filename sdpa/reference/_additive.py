@@ -50,9 +50,9 @@ def additive_attention(
         kv_lengths=kv_lengths, scale=1 if scale is None else scale, softcap=softcap, sinks=sinks,
         alibi_slopes=alibi_slopes, match=matcher(v_heads),
     )  # fmt: skip
-    result = cast(weighted_sum(weight, values, seen), dtype)
+    result = weighted_sum(weight, values, seen)
     inputs = query, key, value, w_query, w_key, v, mask, bias
-    result = deliver(result.reshape(result.shape[-rank:]), out, *inputs)
+    result = deliver(result.reshape(result.shape[-rank:]), dtype, out, *inputs)
     return (result, lse.reshape(result.shape[:-1])) if return_lse else result
 
 

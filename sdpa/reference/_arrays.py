@@ -48,10 +48,10 @@ def per_head(name, numbers, heads, dtype):
     return fit(name, rounded(np.asarray(numbers), dtype), heads)[..., None, None]
 
 
-def deliver(result, out, *inputs):
-    """`result`, written to `out` if there is one."""
+def deliver(result, dtype, out, *inputs):
+    """`result` in `dtype`, or as it is written to `out` if there is one."""
     if out is None:
-        return result
+        return cast(result, dtype)
     if out.shape != result.shape:
         raise ValueError(f"out has shape {out.shape}: it must have that of the result, {result.shape}")
     if any(np.shares_memory(out, np.asarray(x)) for x in inputs if x is not None):

@@ -27,8 +27,9 @@ def attention(
     scale : 1 / sqrt(D) by default.       softcap : positive, bounds the scores before bias and masks.
     sinks : (H), one more logit in the denominator of each row, without a value; neither scaled nor capped.
     alibi_slopes : (H) or (B, H).
-    return_lse : return (out, lse); lse is the natural log of the sum of exp(score), exp(sink) included.
-    out : an array of any float dtype to write the result to.
+    return_lse : return (out, lse); lse is the natural log of the sum of exp(score), exp(sink) included: of a row that
+        sees no key the sink, or -inf without one.
+    out : an array of any float dtype to write the result to, which is not rounded to `dtype` then.
 
     >>> import numpy as np
     >>> keys, values = np.array([[0.0], [np.log(3)]]), np.array([[8.0], [4.0]])
@@ -40,8 +41,8 @@ def attention(
         q, k, leading, dtype, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
         kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
     )  # fmt: skip
-    result = cast(weighted_sum(weight, v, seen), dtype)
-    result = deliver(result.reshape(result.shape[-rank:]), out, query, key, value, mask, bias)
+    result = weighted_sum(weight, v, seen)
+    result = deliver(result.reshape(result.shape[-rank:]), dtype, out, query, key, value, mask, bias)
     return (result, lse.reshape(result.shape[:-1])) if return_lse else result
 
 
@@ -65,15 +66,15 @@ def attention_varlen(
         sinks=sinks, alibi_slopes=alibi_slopes,
     )  # fmt: skip
     tokens, heads, _ = query.shape
-    result = np.zeros((tokens, heads, value.shape[2]), np.float64 if dtype is None else dtype)
+    result = np.zeros((tokens, heads, value.shape[2]), arithmetic(dtype))
     lse = np.zeros((tokens, heads), arithmetic(dtype))
     for q, k, own in sequences:
-        own_out, own_lse = attention(
+        _, own_lse = attention(
             query[q].swapaxes(0, 1), key[k].swapaxes(0, 1), value[k].swapaxes(0, 1), causal=causal, window=window,
-            scale=scale, softcap=softcap, return_lse=True, dtype=dtype, **own,
+            scale=scale, softcap=softcap, return_lse=True, out=result[q].swapaxes(0, 1), dtype=dtype, **own,
         )  # fmt: skip
-        result[q], lse[q] = own_out.swapaxes(0, 1), own_lse.T
-    result = deliver(result, out, query, key, value, mask, bias)
+        lse[q] = own_lse.T
+    result = deliver(result, dtype, out, query, key, value, mask, bias)
     return (result, lse) if return_lse else result
 
 
@@ -99,8 +100,9 @@ def attention_backward(
     over the rows of exp(sink - lse) (0 - delta). What was broadcast gets the sum over its uses, and so does a key head
     that several query heads share.
 
-    Gradients have the shapes of the inputs. They are 0 for a row that sees no key (lse -inf) and for pairs that do
-    not see each other, whatever grad_out, query, key, value or bias hold there. A key whose score is -inf is not seen.
+    Gradients have the shapes of the inputs. They are 0 for a row that sees no key and for pairs that do not see each
+    other, whatever grad_out, query, key, value or bias hold there; but the lse of a row that sees no key is its sink,
+    which gets its grad_lse. A key whose score is -inf is not seen.
 
     >>> import numpy as np
     >>> query, key, value = np.array([[1.0]]), np.array([[0.0], [np.log(3)]]), np.array([[8.0], [4.0]])
@@ -145,7 +147,7 @@ def attention_varlen_backward(
     )  # fmt: skip
     tokens, heads, _ = query.shape
     grad_out = like_result("grad_out", grad_out, (tokens, heads, value.shape[2]), 3, dtype)
-    out = like_result("out", out, grad_out.shape, 3, dtype)
+    out = like_result("out", out, grad_out.shape, 3, arithmetic(dtype))
     lse = like_result("lse", lse, (tokens, heads), 2, arithmetic(dtype))
     grad_lse = None if grad_lse is None else like_result("grad_lse", grad_lse, lse.shape, 2, arithmetic(dtype))
     longest = max((k.stop - k.start for _, k, _ in sequences), default=0)
@@ -190,7 +192,8 @@ def attention_weights(
 def merge(outs, lses, *, out=None, dtype=None):
     """Join partial results over disjoint keys: outs (..., M, E) and lses (..., M) of parts give (out, lse).
 
-    A part weighs exp(lse), as a key weighs exp(score). One with lse -inf saw no key and has no influence.
+    A part weighs exp(lse), as a key weighs exp(score). One with lse -inf saw neither a key nor a sink and has no
+    influence.
     """
     outs, lses = list(outs), list(lses)
     value = np.stack([to_float("outs", part, dtype) for part in outs], axis=-2)  # (..., M, parts, E)
@@ -200,7 +203,7 @@ def merge(outs, lses, *, out=None, dtype=None):
     seen = score != -np.inf
     weight, lse = softmax(score, seen)
     result = weighted_sum(weight[..., None, :], value, seen[..., None, :])[..., 0, :]
-    return deliver(cast(result, dtype), out, *outs, *lses), lse
+    return deliver(result, dtype, out, *outs, *lses), lse
 
 
 def scaled_dot_product_attention(
@@ -330,7 +333,7 @@ def softmax(score, seen, sinks=-np.inf):
         weight = np.exp(score - high)
         total = weight.sum(axis=-1, keepdims=True) + np.exp(sinks - high)
         weight = np.where(seen, weight / np.where(total == 0, 1, total), 0)
-        lse = np.where(seen.any(axis=-1, keepdims=True), high + np.log(total), -np.inf)
+        lse = np.where(seen.any(axis=-1, keepdims=True), high + np.log(total), sinks)
     return weight, lse[..., 0]
 
 
@@ -357,7 +360,7 @@ def differentiate(grad_out, out, lse, grad_lse, value, seen, score, steepness, s
     seen = seen & (score != -np.inf) & (lse != -np.inf)
     with np.errstate(invalid="ignore", over="ignore"):
         weight = rounded(np.where(seen, np.exp(score - lse), 0), dtype)
-        delta = (grad_out * out).sum(axis=-1, keepdims=True) - grad_lse
+        delta = np.where(seen.any(axis=-1, keepdims=True), (grad_out * out).sum(axis=-1, keepdims=True), 0) - grad_lse
         grad_score = np.where(seen, weight * (grad_out @ value.swapaxes(-1, -2) - delta), 0)
         grad_product = rounded(np.where(seen, grad_score * steepness, 0), dtype)
         grad_sink = np.where(lse == -np.inf, 0, np.exp(sink - lse) * -delta)
@@ -396,9 +399,8 @@ def like_results(grad_out, out, lse, grad_lse, shape, rank, dtype):
     """The gradients by results and these, with all axes: grad_out and out of `shape` (..., H, M, E), lse and grad_lse
     (..., H, M, 1)."""
     grad_lse = np.zeros(np.shape(lse)) if grad_lse is None else grad_lse
-    grad_out, out = (
-        like_result(name, array, shape, rank, dtype) for name, array in (("grad_out", grad_out), ("out", out))
-    )
+    grad_out = like_result("grad_out", grad_out, shape, rank, dtype)
+    out = like_result("out", out, shape, rank, arithmetic(dtype))
     lse, grad_lse = (
         like_result(name, array, shape[:-1], rank - 1, arithmetic(dtype))[..., None]
         for name, array in (("lse", lse), ("grad_lse", grad_lse))

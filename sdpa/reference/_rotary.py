@@ -37,7 +37,7 @@ def rotary(x, positions, *, base=10000.0, interleaved=False, dim=None, out=None,
     with np.errstate(invalid="ignore", over="ignore"):
         result[..., first] = a * cos - b * sin
         result[..., second] = b * cos + a * sin
-    return deliver(cast(result, dtype), out, positions, *([] if out is given else [given]))
+    return deliver(cast(result, dtype), dtype, out, positions, *([] if out is given else [given]))
 
 
 def places(positions, shape, dtype):
