@@ -142,8 +142,16 @@ def _merge(outs, lses, out):
         result = np.zeros(out.shape, wide)
         for part, weight, sees in zip(outs, weights, seen):
             np.add(result, part.astype(wide, copy=False) * weight, out=result, where=sees[..., None])
+        if np.isinf(result).any():
+            _limit(result, [np.isfinite(part) | ~sees[..., None] for part, sees in zip(outs, seen)])
         out[...] = result
     return out, lse
+
+
+def _limit(result, finite):
+    """The largest number for what the rounding of the weights made larger than all parts."""
+    rounded = np.isinf(result) & np.all(finite, axis=0)
+    result[rounded] = np.copysign(np.finfo(result.dtype).max, result[rounded])
 
 
 def scaled_dot_product_attention(
