@@ -123,7 +123,7 @@ static void value_products(const sdpa_problem *p, sdpa_task *t)
     const operand values = read_values_across(p, t);
     real unused[ROWS] = {0};
     for (int i = 0; i < t->segments; ++i)
-        segment_products(t->segment[i], values, p->value_dim, t->g, t->slope, unused, NULL);
+        segment_products(t->segment[i], values, p->value_dim, t->g, t->slope, unused, NULL, NULL);
 }
 
 static void score_gradients(const sdpa_problem *p, sdpa_task *t)
@@ -201,21 +201,44 @@ static void gather(const sdpa_task *t, sdpa_segment g, const void *weights, cons
     }
 }
 
+/* sums[key][features] += weight * x for VL `vectors` of features of one row, whose finite numbers are 0 in x. */
+static inline ALWAYS_INLINE void add_poisoned_features(const int vectors, const sdpa_task *t, int row, const vf *x,
+                                                       real *sums, ptrdiff_t stride)
+{
+    const sdpa_segment keys = t->of_vector[row / VL];
+    for (int key = keys.begin; key < keys.end; ++key) {
+        if (row_slope_at(t, key, row) == 0) continue;
+        const vf weight = vf_set1(row_weight_at(t, key, row));
+        UNROLL_FOR (int i = 0; i < vectors; ++i) {
+            real *at = sums + key * stride + i * VL;
+            const vf sum = vf_load(at);
+            vf_store(at, vf_select(vf_eq(x[i], vf_set1(0)), sum, vf_fma(weight, x[i], sum)));
+        }
+    }
+}
+
 /* Where grad_out holds NaN or inf, the keys that see it get weight times it: those whose slope is not 0, which it is
- * where they are hidden, but not beside such a number.  Rare, hence element by element. */
+ * where they are hidden, but not beside such a number. */
 static void add_poisoned_rows(const sdpa_problem *p, const sdpa_task *t)
 {
+    enum { AT_ONCE = 4 };
+    const sdpa_array *grad = &p->grad_out;
     const sdpa_sums *to = &t->value_sums;
-    real *sums = (real *)to->at + (t->key - to->keys.begin) * to->stride;
     for (int row = 0; row < t->rows; ++row) {
         if (!(t->poisoned >> row & 1)) continue;
-        const sdpa_segment keys = t->of_vector[row / VL];
-        for (int64_t e = 0; e < p->value_dim; ++e) {
-            const real x = read_one(t->grad_out_row[row] + e * p->grad_out.column, p->grad_out.dtype);
-            if (isfinite(x)) continue;
-            for (int key = keys.begin; key < keys.end; ++key) {
-                if (row_slope_at(t, key, row) != 0) sums[key * to->stride + e] += row_weight_at(t, key, row) * x;
+        for (int64_t e = 0, count; e < p->value_dim; e += count * VL) {
+            vf x[AT_ONCE];
+            for (count = 0; count < AT_ONCE && e + count * VL < p->value_dim; ++count) {
+                const int64_t from = e + count * VL, left = p->value_dim - from;
+                const vf all = read_chunk(t->grad_out_row[row] + from * grad->column, grad->column,
+                                          left < VL ? (int)left : VL, grad);
+                x[count] = vf_select(is_finite(all), vf_set1(0), all);
             }
+            real *sums = (real *)to->at + (t->key - to->keys.begin) * to->stride + e;
+            if (count == AT_ONCE)
+                add_poisoned_features(AT_ONCE, t, row, x, sums, to->stride);
+            else
+                for (int i = 0; i < count; ++i) add_poisoned_features(1, t, row, x + i, sums + i * VL, to->stride);
         }
     }
 }

@@ -9,8 +9,10 @@ static operand read_keys_along(const sdpa_problem *p, sdpa_task *t)
     real *copy = t->key_copy;
     copy_block(p, t, &p->key, t->keys_at, &p->key_scale, t->key_scales_at, p->dim, copy);
     t->copied[0].rows = 0; /* of no use to others */
-    for (int64_t i = 0; i < t->block * padded(p->dim); ++i)
-        if (!isfinite(copy[i])) copy[i] = 0;
+    for (int64_t i = 0; i < t->block * padded(p->dim); i += VL) {
+        const vf x = vf_load(copy + i);
+        vf_store(copy + i, vf_select(is_finite(x), x, vf_set1(0)));
+    }
     return copied_rows(copy, p->dim);
 }
 
@@ -44,9 +46,15 @@ static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char
         }
     }
     if (is_zero(poison)) return 0;
-    for (int row = 0; row < t->rows; ++row, rows += padded(width))
-        for (int64_t i = 0; i < width; ++i)
-            if (!isfinite(rows[i])) rows[i] = 0, odd |= (uint64_t)1 << row;
+    for (int row = 0; row < t->rows; ++row, rows += padded(width)) {
+        poison = vf_set1(0);
+        for (int64_t i = 0; i < width; i += VL) {
+            const vf x = vf_load(rows + i);
+            poison = vf_fma(x, vf_set1(0), poison);
+            vf_store(rows + i, vf_select(is_finite(x), x, vf_set1(0)));
+        }
+        if (!is_zero(poison)) odd |= (uint64_t)1 << row;
+    }
     return odd;
 }
 

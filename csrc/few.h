@@ -151,13 +151,13 @@ static inline ALWAYS_INLINE row_run run_of(const sdpa_problem *p, const sdpa_tas
             call(dtype, NEAR);                                                                                         \
     } while (0)
 
-/* s[key][row] = K[key] . q[row], for keys * rows <= VL pairs. */
-static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const int dtype, const int far, int64_t dim,
-                                          row_run run, int first, const real *q, real *s, int places)
+/* sums[key * rows + row] = K[key] . q[row] over the features from `d` to `end`, for keys * rows <= VL pairs. */
+static inline ALWAYS_INLINE vf dot_stretch(const int keys, const int rows, const int dtype, const int far, int64_t d,
+                                           int64_t end, int64_t dim, row_run run, int first, const real *q)
 {
     vf sum[VL];
     UNROLL_FOR (int i = 0; i < VL; ++i) sum[i] = vf_set1(0);
-    for (int64_t d = 0; d < dim; d += VL) {
+    for (; d < end; d += VL) {
         vf query[VL];
         UNROLL_FOR (int row = 0; row < rows; ++row) query[row] = vf_load(q + row * dim + d);
         UNROLL_FOR (int key = 0; key < keys; ++key) {
@@ -167,7 +167,27 @@ static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const 
                 sum[key * rows + row] = vf_fma(feature, query[row], sum[key * rows + row]);
         }
     }
-    const vf products = vf_sums(sum);
+    return vf_sums(sum);
+}
+
+/* The error of one sum over thousands of features would exceed twice that of NumPy: stretches of them are summed on
+ * their own, and so are stretches of stretches.  Vectors are short in plain C, and long sums are long there. */
+enum { STRETCH = 256, STRETCHES = 16 };
+
+/* s[key][row] = K[key] . q[row] */
+static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const int dtype, const int far, int64_t dim,
+                                          row_run run, int first, const real *q, real *s, int places)
+{
+    vf products = dot_stretch(keys, rows, dtype, far, 0, dim < STRETCH ? dim : STRETCH, dim, run, first, q);
+    if (dim > STRETCH) {
+        vf longer = vf_set1(0);
+        for (int64_t d = STRETCH; d < dim; d += STRETCH) {
+            const int64_t end = dim - d < STRETCH ? dim : d + STRETCH;
+            if (d % (STRETCH * STRETCHES) == 0) longer = vf_add(longer, products), products = vf_set1(0);
+            products = vf_add(products, dot_stretch(keys, rows, dtype, far, d, end, dim, run, first, q));
+        }
+        products = vf_add(longer, products);
+    }
     if (keys * rows == VL && rows == places) {
         vf_store(s, products);
     } else {
@@ -310,6 +330,16 @@ static inline vf weigh_scores(const sdpa_task *t, int v, vf from, vf factors, vf
     return vf_load(part);
 }
 
+/* The weights of the block, divided by the lift of their rows. */
+static void lower_weights(const sdpa_task *t)
+{
+    const sdpa_segment keys = t->of_vector[0];
+    real lane[VL], *s = scores_at(t, keys.begin, 0);
+    for (int i = 0; i < VL; ++i) lane[i] = 1 / ((real *)t->lift)[i % t->places];
+    const vf factor = vf_load(lane);
+    for (int i = 0; i < (keys.end - keys.begin) * t->places; i += VL) vf_store(s + i, vf_mul(vf_load(s + i), factor));
+}
+
 /* sum[row][features] += s[key][row] * V[key][features] for the keys of a run and `width` vectors of features from `e`
  * on. */
 static inline ALWAYS_INLINE void weigh_tile(const int rows, const int width, const int dtype, const int far, int keys,
@@ -376,16 +406,34 @@ static void output_block(const sdpa_problem *p, const sdpa_task *t, operand valu
             vf_store(o + e, vf_fma(vf_load(o + e), vf_set1(shrink[row]), vf_load(sums + e)));
 }
 
-static inline real *output_at(const sdpa_problem *p, const sdpa_task *t, int row, int64_t feature)
+/* The vectors of o, one after the other: where they lie, and what belongs to their rows. */
+static inline int64_t output_vectors(const sdpa_problem *p, const sdpa_task *t)
 {
-    return (real *)t->o + row * padded(p->value_dim) + feature;
+    return t->rows * padded(p->value_dim) / VL;
+}
+static inline ptrdiff_t output_offset(const sdpa_problem *p, const sdpa_task *t, int64_t i)
+{
+    (void)p, (void)t;
+    return i * VL;
+}
+static inline vf of_rows(const sdpa_problem *p, const sdpa_task *t, int64_t i, const real *per_row)
+{
+    (void)t;
+    return vf_set1(per_row[i * VL / padded(p->value_dim)]);
+}
+static inline void add_to_rows(const sdpa_problem *p, const sdpa_task *t, int64_t i, vf x, real *per_row)
+{
+    (void)t;
+    real lane[VL], *to = per_row + i * VL / padded(p->value_dim);
+    vf_store(lane, x);
+    for (int j = 0; j < VL; ++j) *to += lane[j];
 }
 
 /* No NaN and no inf in o: x * 0 is 0 exactly then. */
-static int finite(const sdpa_problem *p, const sdpa_task *t)
+static int finite_sums(const sdpa_task *t, int64_t width)
 {
     vf poison = vf_set1(0);
-    for (int64_t i = 0; t->started && i < t->rows * padded(p->value_dim); i += VL)
+    for (int64_t i = 0; t->started && i < t->rows * padded(width); i += VL)
         poison = vf_fma(vf_load((real *)t->o + i), vf_set1(0), poison);
     return is_zero(poison);
 }
@@ -399,7 +447,7 @@ static void store_output(const sdpa_problem *p, const sdpa_task *t)
         for (int64_t e = 0; e < p->value_dim; e += VL) {
             const int count = p->value_dim - e < VL ? (int)(p->value_dim - e) : VL;
             write_chunk(t->out_row[row] + e * out->column, out->column, count, out,
-                        vf_mul(vf_load(output_at(p, t, row, e)), factor));
+                        vf_mul(vf_load((real *)t->o + row * padded(p->value_dim) + e), factor));
         }
     }
 }

@@ -86,6 +86,7 @@ enum { STEP = PAIRS ? 2 : 1 }; /* so many features, or keys, in one multiply-add
 #include "scores.h"
 #include "softmax.h"
 #include "output.h"
+#include "care.h"
 #if !SDPA_FEW_ROWS
 #if PAIRS
 #include "backward_pairs.h"
@@ -106,8 +107,10 @@ const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) 
     .scores = scores,
     .softmax_step = softmax_step,
     .accumulate = accumulate,
-    .accumulate_seen = accumulate_seen,
     .finite = finite,
+    .accumulate_seen = accumulate_seen,
+    .lift = lift,
+    .add_poison = add_poison,
     .close_sums = close_sums,
     .join = JOIN,
     .start = start,

@@ -51,7 +51,7 @@ static void linear(const sdpa_linear *l, int64_t row, int rows, int64_t panel, v
     const sdpa_segment all = {0, rows, 0, left < ROWS ? (int)((left + VL - 1) / VL) : VECTORS};
     const operand x = read_linear(l, row, rows, s + l->block_rows * ROWS, *copied == row);
     *copied = row;
-    segment_products(all, x, l->ins, (const real *)l->weights + panel * steps(l->ins) * ROWS, s, high, NULL);
+    segment_products(all, x, l->ins, (const real *)l->weights + panel * steps(l->ins) * ROWS, s, high, NULL, NULL);
     if (l->out.dtype == SDPA_FLOAT16)
         write_linear(l, row, rows, first, s, SDPA_FLOAT16);
     else if (l->out.dtype == SDPA_BFLOAT16)

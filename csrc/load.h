@@ -140,6 +140,9 @@ typedef struct {
     int dtype;
 } operand;
 
+/* What is unusual about the values of a block (sdpa_task.odd_values). */
+enum { SMALL = 1, NOT_FINITE = 2 };
+
 /* Where row `key` of the block lies; `rows_at` is row 0 of all (or of page 0).  *end is lowered to the last row
  * (counted from the block's first) that follows it in memory: in its page, or in pages that lie behind each other. */
 static inline const char *row_address(const sdpa_problem *p, const sdpa_array *array, const char *rows_at,

@@ -1,47 +1,39 @@
 /* Sums of weight * value, and results. */
 
+/* Sums that overflowed are formed anew from the highest score on, by weights that are divided by `lift`. */
 static void begin(const sdpa_problem *p, sdpa_task *t)
 {
     load_queries(p, t);
 #if ADDITIVE
     if (p->v) begin_additive(p, t);
 #endif
-    real *max = t->max, *sum = t->sum, *kept = t->kept;
-    for (int row = 0; row < t->vectors * VL; ++row) {
-        max[row] = -(real)INFINITY;
-        sum[row] = kept[row] = 0;
+    real *max = t->max, *sum = t->sum, *kept = t->kept, *lift = t->lift;
+    const vf one = vf_set1(1), zero = vf_set1(0), lowest_max = vf_set1(-(real)INFINITY);
+    for (int row = 0; row < t->vectors * VL; row += VL) {
+        if (!t->lifted) vf_store(lift + row, one);
+        const vf first = t->lifted ? vf_load(max + row) : lowest_max;
+        vf_store(max + row, vf_select(vf_eq(vf_load(lift + row), one), lowest_max, first));
+        vf_store(sum + row, zero);
+        vf_store(kept + row, zero);
     }
     t->started = 0;
-    t->any_odd_values = 0;
-}
-
-/* What lies at one place of V. */
-static inline real value_at(const sdpa_problem *p, const sdpa_task *t, int key, int64_t feature)
-{
-    const sdpa_array *value = &p->value;
-    int alone = key + 1;
-    const real x = read_one(value_address(p, t, key, &alone) + feature * value->column, value->dtype);
-    if (!p->value_scale.data) return x;
-    const char *scales = row_address(p, &p->value_scale, t->value_scales_at, t, key, &alone);
-    return x * read_one(scales + (feature >> p->group_shift) * p->value_scale.column, SDPA_FLOAT32);
-}
-
-static inline int is_computed(const sdpa_task *t, int key, int row)
-{
-    return key >= t->of_vector[row / VL].begin && key < t->of_vector[row / VL].end;
+    t->poisonous = 0;
 }
 
 #if PAIRS
-/* The values that the products of pairs took for 0 (see pairs.h).  Rare, hence element by element. */
+/* The values that the products of pairs took for 0 (see pairs.h): the same product, of multiples of them. */
 static void add_small_values(const sdpa_problem *p, sdpa_task *t)
 {
-    for (int key = 0; key < t->block; ++key)
-        for (int64_t e = 0; e < p->value_dim; ++e) {
-            const real x = value_at(p, t, key, e);
-            if (!is_small_value(bfloat16_of_float(x))) continue;
-            for (int row = 0; row < t->rows; ++row)
-                if (is_computed(t, key, row)) *output_at(p, t, row, e) += weight_at(t, key, row) * x;
-        }
+    real *sums = t->o;
+    t->o = t->block_o;
+    output_block(p, t, small_values(p, t), NULL);
+    t->o = sums;
+    const vf unit = vf_set1(1 / SMALL_VALUE_FACTOR);
+    for (int64_t i = 0; i < output_vectors(p, t); ++i) {
+        real *at = sums + output_offset(p, t, i);
+        const vf x = vf_load(at), small = vf_load((real *)t->block_o + output_offset(p, t, i));
+        vf_store(at, vf_select(vf_eq(small, vf_set1(0)), x, vf_fma(small, unit, x))); /* -0 stays */
+    }
 }
 #endif
 
@@ -56,45 +48,6 @@ static void add_values(const sdpa_problem *p, sdpa_task *t, operand values)
 
 static void accumulate(const sdpa_problem *p, sdpa_task *t) { add_values(p, t, read_values(p, t)); }
 
-/* visible[key][rows] of the block: -inf where a key is hidden, by whichever option.  What hides scores is asked to hide
- * zeros. */
-static void find_visible(const sdpa_problem *p, sdpa_task *t)
-{
-    real *weights = t->s;
-    t->s = t->visible;
-    memset(t->s, 0, (size_t)t->block * ROWS * sizeof(real));
-    for (int v = 0; v < t->vectors; ++v)
-        shape(p, t, v, t->of_vector[v].begin, t->of_vector[v].end, steps_of(p, t) & (BIAS | MASK | CUT));
-    t->s = weights;
-}
-
-/* o[feature] += weight * x for the rows that see the key, x being NaN or inf. */
-static void add_poison(const sdpa_problem *p, sdpa_task *t, int key, int64_t feature, real x)
-{
-    for (int row = 0; row < t->rows; ++row) {
-        if (!is_computed(t, key, row)) continue;
-        const real visible = ((real *)t->visible)[score_index(t, key, 0) + row];
-        if (visible != -(real)INFINITY) *output_at(p, t, row, feature) += weight_at(t, key, row) * x;
-    }
-}
-
-/* Like accumulate, where V holds NaN or inf.  A hidden key has weight 0, but 0 * NaN is NaN: so the sums take 0 for
- * such values, and then they are added where they are seen.  Rare, hence element by element. */
-static void accumulate_seen(const sdpa_problem *p, sdpa_task *t)
-{
-    const operand values = copy_values(p, t);
-    for (int key = 0; key < t->block; ++key)
-        for (int64_t e = 0; e < p->value_dim; ++e)
-            if (!isfinite(value_at(p, t, key, e))) clear_value(p, t, key, e);
-    add_values(p, t, values);
-    find_visible(p, t);
-    for (int key = 0; key < t->block; ++key)
-        for (int64_t e = 0; e < p->value_dim; ++e) {
-            const real x = value_at(p, t, key, e);
-            if (!isfinite(x)) add_poison(p, t, key, e, x);
-        }
-}
-
 /* Nothing was seen: the sums are 0. */
 static void start(const sdpa_problem *p, sdpa_task *t)
 {
@@ -102,9 +55,23 @@ static void start(const sdpa_problem *p, sdpa_task *t)
     t->started = 1;
 }
 
+/* o * shrink, no larger than the largest number unless o is: the weights sum to 1 but for the rounding. */
+static void limit_output(const sdpa_problem *p, const sdpa_task *t)
+{
+    real *o = t->o, *shrink = t->shrink;
+    const vf most = vf_set1(REAL_MAX), least = vf_set1(-REAL_MAX);
+    for (int64_t i = 0; i < output_vectors(p, t); ++i) {
+        const vf x = vf_load(o + output_offset(p, t, i)), y = vf_mul(x, of_rows(p, t, i, shrink));
+        const vm is_number = vf_eq(vf_sub(x, x), vf_set1(0));
+        vf_store(o + output_offset(p, t, i), vf_select(is_number, vf_max(least, vf_min(most, y)), y));
+    }
+    for (int row = 0; row < t->vectors * VL; ++row) shrink[row] = 1;
+}
+
 static void write_out(const sdpa_problem *p, sdpa_task *t)
 {
     start(p, t);
+    if (t->lifted) limit_output(p, t);
     store_output(p, t);
 }
 

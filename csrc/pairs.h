@@ -6,10 +6,11 @@
  *     s[keys/2][rows]  pairs of weights,        V       rows interleaved by twos, once per block:
  *                      rounded to bfloat16              value_copy[keys/2][E]
  *
- * The CPU takes denormals for 0.  What that could falsify is rare, found here, and computed in float elsewhere:
- *   - rows of Q with a denormal, or with numbers so large that a denormal in K would matter (`odd_rows`, scores.h);
+ * The CPU takes denormals for 0.  What that could falsify is rare, and found here; multiples of these numbers, by a
+ * power of 2, then go through the same product on their own:
+ *   - denormals in rows of Q, and in K where such a row holds a large number (`odd_rows`, scores.h);
  *   - values so small that they, or their products, are denormal (`odd_values`, output.h).  The copy has 0 for them.
- * What remains: a weight below 2**-31 times a value, where that is below 2**-126, counts as 0. */
+ * What remains: a product of weight and value below 2**-126 counts as 0, and a denormal times inf is NaN in scores. */
 
 static inline int64_t steps(int64_t count) { return (count + 1) / 2; }
 static inline vf vf_product(vf a, vf b, vf c) { return vf_dot_pairs(a, b, c); }
@@ -18,8 +19,13 @@ enum {
     SMALLEST_NORMAL = 0x0080,
     LARGE_QUERY = 0x5f80, /* 2**64: times a denormal less than 2**-62 */
     SMALL_VALUE = 0x1000, /* 2**-95: with weights down to 2**-31 no product is denormal */
+    SMALL_VALUE_EXPONENT = 96,
     INFINITE = 0x7f80
 };
+
+#define SMALL_VALUE_FACTOR 0x1p96f
+#define DENORMAL_FACTOR 0x1p64f /* what becomes of denormals, times any number, does not overflow */
+#define LEAST_PRODUCT 0x1p-36f  /* of such: the scale is below 2**20, so a score of 2**-80 */
 
 /* ---- Q */
 
@@ -50,11 +56,44 @@ static inline ALWAYS_INLINE void read_columns(vf *tile, char *const *row_at, int
 
 static int is_odd_query(const sdpa_problem *p, const char *at)
 {
+    int odd = 0;
     for (int64_t d = 0; d < p->dim; ++d) {
         const uint16_t size = read_bits(at + d * p->query.column) & 0x7fff;
-        if (size && (size < SMALLEST_NORMAL || size >= LARGE_QUERY)) return 1;
+        odd |= (size != 0) & ((size < SMALLEST_NORMAL) | (size >= LARGE_QUERY));
     }
-    return 0;
+    return odd;
+}
+
+/* Denormals times DENORMAL_FACTOR, and 0 for all other numbers.  Returns whether there were any. */
+static int enlarge_denormals(const char *from, char *to, int64_t count)
+{
+    uint16_t any = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const uint16_t bits = read_bits(from + 2 * i), size = bits & 0x7fff;
+        const uint16_t is_denormal = size < SMALLEST_NORMAL ? 0xffff : 0;
+        const float larger = (float)(int32_t)size * (DENORMAL_FACTOR * 0x1p-133f);
+        write_bits(to + 2 * i, (uint16_t)((bits & 0x8000) | bits_of_float(larger) >> 16) & is_denormal);
+        any |= size & is_denormal;
+    }
+    return any != 0;
+}
+
+/* Behind the queries, which take no more than half of their room. */
+static real *denormal_queries(const sdpa_problem *p, const sdpa_task *t)
+{
+    return (real *)t->q + (p->dim + 1) / 2 * ROWS;
+}
+
+/* Moves them there: where they are left, some CPUs take three times as long for a product. */
+static void part_denormal_queries(const sdpa_problem *p, const sdpa_task *t)
+{
+    const int64_t count = steps(p->dim) * ROWS * 2;
+    char *q = t->q;
+    if (!enlarge_denormals(q, (char *)denormal_queries(p, t), count)) return;
+    for (int64_t i = 0; i < count; ++i) {
+        const uint16_t bits = read_bits(q + 2 * i);
+        write_bits(q + 2 * i, (bits & 0x7fff) < SMALLEST_NORMAL ? 0 : bits);
+    }
 }
 
 /* Rows are looked at one by one only where the whole holds something unusual; 0 is, for this test. */
@@ -64,6 +103,7 @@ static void find_odd_rows(const sdpa_problem *p, sdpa_task *t, extremes found)
     if (!halves_any_from(found, 2 * (LARGE_QUERY - SMALLEST_NORMAL))) return;
     for (int row = 0; row < t->rows; ++row)
         if (is_odd_query(p, t->query_row[row])) t->odd_rows |= (uint64_t)1 << row;
+    if (t->odd_rows) part_denormal_queries(p, t);
 }
 
 /* ---- K */
@@ -102,6 +142,23 @@ static operand read_keys(const sdpa_problem *p, sdpa_task *t)
     return read_rows_across(p, t, &p->key, t->keys_at, p->dim, &t->copied[0], t->key_copy);
 }
 
+/* So many keys have room in a copy. */
+static inline int64_t copied_keys(const sdpa_problem *p)
+{
+    return p->block_keys < p->kv_len ? p->block_keys : p->kv_len + 1;
+}
+
+/* Behind the copies of keys, which take no more than half of their room; nowhere where there are none. */
+static operand denormal_keys(const sdpa_problem *p, const sdpa_task *t, operand keys)
+{
+    const int64_t stride = padded(steps(p->dim)) * 4;
+    char *copy = (char *)t->key_copy + copied_keys(p) * stride;
+    int any = 0;
+    for (int key = 0; key < t->block; ++key)
+        any |= enlarge_denormals(keys.at + key * keys.stride, copy + key * stride, 2 * steps(p->dim));
+    return (operand){any ? copy : NULL, stride, SDPA_BFLOAT16};
+}
+
 /* ---- rows and weights of linear.h.  Where they hold denormals these count as 0. */
 
 static operand read_linear(const sdpa_linear *l, int64_t row, int rows, real *copy, int copied)
@@ -130,13 +187,6 @@ static inline char *value_slot(const sdpa_problem *p, const sdpa_task *t, int ke
     return (char *)((real *)t->value_copy + key / 2 * padded_values(p->value_dim) + feature) + key % 2 * 2;
 }
 
-/* In the copy, which is of no use to others then. */
-static inline void clear_value(const sdpa_problem *p, sdpa_task *t, int key, int64_t feature)
-{
-    write_bits(value_slot(p, t, key, feature), 0);
-    t->copied[1].rows = 0;
-}
-
 static inline int is_small_value(uint16_t bits) { return (bits & 0x7fff) && (bits & 0x7fff) < SMALL_VALUE; }
 
 /* 32 values side by side; 0 past `count`. */
@@ -147,9 +197,6 @@ static inline halves read_halves(const char *at, ptrdiff_t column, int64_t count
     for (int i = 0; i < count && i < 2 * VL; ++i) part[i] = read_bits(at + i * column);
     return halves_load((const char *)part);
 }
-
-/* What is unusual about the values of a block. */
-enum { SMALL = 1, NOT_FINITE = 2 };
 
 static int interleave_values(const sdpa_problem *p, const sdpa_task *t)
 {
@@ -175,13 +222,33 @@ static int interleave_values(const sdpa_problem *p, const sdpa_task *t)
     return (halves_any_from(distance, below) ? SMALL : 0) | (halves_any_from(size, 2 * INFINITE) ? NOT_FINITE : 0);
 }
 
-static void clear_small_values(const sdpa_problem *p, const sdpa_task *t)
+/* Behind the copy, which takes no more than half of its room: its small values times a power of 2 that makes normal
+ * numbers of them, also of their products with weights; 0 for all others. */
+static operand small_values(const sdpa_problem *p, const sdpa_task *t)
 {
-    for (int key = 0; key < t->block; ++key)
-        for (int64_t e = 0; e < p->value_dim; ++e) {
-            char *slot = value_slot(p, t, key, e);
-            if (is_small_value(read_bits(slot))) write_bits(slot, 0);
-        }
+    const int64_t stride = padded_values(p->value_dim) * 4;
+    return (operand){(const char *)t->value_copy + copied_keys(p) / 2 * stride, stride, SDPA_BFLOAT16};
+}
+
+/* `bits` times 2**SMALL_VALUE_EXPONENT, for a number below SMALL_VALUE. */
+static inline uint16_t enlarged(uint16_t bits)
+{
+    const uint32_t size = bits & 0x7fff;
+    const float of_denormal = (float)(int32_t)size * (SMALL_VALUE_FACTOR * 0x1p-133f);
+    const uint32_t larger =
+        size < SMALLEST_NORMAL ? bits_of_float(of_denormal) >> 16 : size + (SMALL_VALUE_EXPONENT << 7);
+    return (uint16_t)((bits & 0x8000) | larger);
+}
+
+/* Moves them there. */
+static void part_small_values(const sdpa_problem *p, const sdpa_task *t)
+{
+    char *copy = t->value_copy, *small = (char *)small_values(p, t).at;
+    for (int64_t i = 0; i < (t->block + 1) / 2 * padded_values(p->value_dim) * 2; ++i) {
+        const uint16_t bits = read_bits(copy + 2 * i), is_small = is_small_value(bits) ? 0xffff : 0;
+        write_bits(small + 2 * i, enlarged(bits) & is_small);
+        write_bits(copy + 2 * i, bits & (uint16_t)~is_small);
+    }
 }
 
 static int copies(const sdpa_problem *p)
@@ -195,10 +262,9 @@ static operand copy_values(const sdpa_problem *p, sdpa_task *t)
     sdpa_copied *copied = &t->copied[1];
     if (must_copy(t, copied)) {
         copied->odd = interleave_values(p, t);
-        if (copied->odd & SMALL) clear_small_values(p, t);
+        if (copied->odd & SMALL) part_small_values(p, t);
     }
     t->odd_values = copied->odd;
-    t->any_odd_values |= t->odd_values;
     return (operand){t->value_copy, padded_values(p->value_dim) * 4, SDPA_BFLOAT16};
 }
 static operand read_values(const sdpa_problem *p, sdpa_task *t) { return copy_values(p, t); }
@@ -220,9 +286,17 @@ static inline ALWAYS_INLINE vf keep_weights(const sdpa_task *t, int key, int v, 
     }
     return kept;
 }
-static inline real weight_at(const sdpa_task *t, int key, int row)
+/* The weights of the block, divided by the lift of their rows. */
+static void lower_weights(const sdpa_task *t)
 {
-    return float_of_bfloat16(read_bits((char *)(pair_at(t, key, 0) + row) + key % 2 * 2));
+    for (int v = 0; v < t->vectors; ++v) {
+        const vf factor = vf_div(vf_set1(1), vf_load((real *)t->lift + v * VL));
+        for (int key = t->of_vector[v].begin; key < t->of_vector[v].end; key += 2) {
+            const vf pair = vf_load(pair_at(t, key, v));
+            vf_store(pair_at(t, key, v),
+                     vf_round_pairs(vf_mul(vf_first(pair), factor), vf_mul(vf_second(pair), factor)));
+        }
+    }
 }
 
 /* ---- the result */
@@ -253,11 +327,4 @@ static int store_pairs(const sdpa_array *out, const sdpa_task *t, int64_t value_
         }
     }
     return 1;
-}
-
-/* Only values that are not finite call for care; looking at them costs nothing while they are copied. */
-static int finite(const sdpa_problem *p, const sdpa_task *t)
-{
-    (void)p;
-    return !(t->any_odd_values & NOT_FINITE);
 }

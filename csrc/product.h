@@ -212,24 +212,43 @@ static void score_keys(int vectors, int64_t keys, int64_t dim, const real *k, pt
 #undef SCORE_TILES
 }
 
-/* The error of one sum over hundreds of steps would exceed twice that of NumPy: they are summed in parts. */
-enum { LONGEST_SUM = 128 };
+/* The error of one sum over hundreds of steps would exceed twice that of NumPy: they are summed in parts, and where
+ * there are many of these, in groups of parts. */
+enum { LONGEST_SUM = 128, GROUP_OF_SUMS = 32 * LONGEST_SUM };
+
+/* s += more; high is raised to the result. */
+static void add_products(sdpa_segment g, const real *more, real *s, real *high)
+{
+    for (int v = g.first_vector; v < g.end_vector; ++v) {
+        vf highest = vf_load(high + v * VL);
+        for (ptrdiff_t i = g.begin * ROWS + v * VL; i < g.end * ROWS; i += ROWS) {
+            const vf sum = vf_add(vf_load(s + i), vf_load(more + i));
+            vf_store(s + i, sum);
+            highest = vf_max(sum, highest);
+        }
+        vf_store(high + v * VL, highest);
+    }
+}
 
 /* s[key][rows] = K[key][:] . q[:][rows] in a segment, for rows of `width` features; `s` and `high` are those of the
- * block. */
-static void segment_products(sdpa_segment g, operand k, int64_t width, const real *q, real *s, real *high, agenda *soon)
+ * block.  Groups of parts are formed in `spare`, which is as s; NULL: there are none. */
+static void segment_products(sdpa_segment g, operand k, int64_t width, const real *q, real *s, real *high, real *spare,
+                             agenda *soon)
 {
     const int64_t dim = steps(width);
     const ptrdiff_t stride = k.stride / (ptrdiff_t)sizeof(real);
     const real *keys = (const real *)k.at + g.begin * stride;
-    real unused[ROWS] = {0};
+    real unused[ROWS] = {0}, *to = s;
     int64_t d = 0, end;
     do {
+        const int begins = d == 0 || (spare && d % GROUP_OF_SUMS == 0);
         end = dim - d < LONGEST_SUM ? dim : d + LONGEST_SUM;
+        if (begins && d) to = spare;
         score_keys(g.end_vector - g.first_vector, g.end - g.begin, end - d, keys + d, stride,
-                   q + d * ROWS + g.first_vector * VL, d == 0, s + g.begin * ROWS + g.first_vector * VL,
-                   end == dim ? high + g.first_vector * VL : unused, soon);
+                   q + d * ROWS + g.first_vector * VL, begins, to + g.begin * ROWS + g.first_vector * VL,
+                   end == dim && to == s ? high + g.first_vector * VL : unused, soon);
         d = end;
+        if (to != s && (d == dim || d % GROUP_OF_SUMS == 0)) add_products(g, spare, s, d == dim ? high : unused);
     } while (d < dim);
 }
 static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand k)
@@ -240,7 +259,7 @@ static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, 
     if (g.begin == t->segment[0].begin)
         add_pending_keys(p, t, &p->value, t->values_at, p->value_dim, 0, t->block, g.end - g.begin,
                          g.end_vector - g.first_vector, &soon);
-    segment_products(g, k, p->dim, t->q, t->s, t->high, &soon);
+    segment_products(g, k, p->dim, t->q, t->s, t->high, t->visible, &soon);
 }
 
 /* ---- o[feature][rows] = o[feature][rows] * shrink[rows] + sum over keys of V[key][feature] * s[key][rows] */
@@ -307,15 +326,16 @@ static void output_block(const sdpa_problem *p, const sdpa_task *t, operand valu
     weigh_block(t, values, p->value_dim, t->s, t->o, shrink, &soon);
 }
 
-#if !PAIRS
 static inline ALWAYS_INLINE int all_finite(const int vectors, const real *o, int64_t width)
 {
-    vf poison[SDPA_MAX_VECTORS]; /* one chain would wait for each fma */
-    UNROLL_FOR (int v = 0; v < vectors; ++v) poison[v] = vf_set1(0);
-    for (int64_t e = 0; e < width; ++e)
-        UNROLL_FOR (int v = 0; v < vectors; ++v)
-            poison[v] = vf_fma(vf_load(o + e * ROWS + v * VL), vf_set1(0), poison[v]);
-    UNROLL_FOR (int v = 1; v < vectors; ++v) poison[0] = vf_add(poison[0], poison[v]);
+    vf poison[2 * SDPA_MAX_VECTORS]; /* one chain would wait for each fma */
+    UNROLL_FOR (int i = 0; i < 2 * vectors; ++i) poison[i] = vf_set1(0);
+    for (int64_t e = 0; e < width; e += 2)
+        UNROLL_FOR (int i = 0; i < 2 * vectors; ++i) {
+            const int64_t feature = e + i / vectors < width ? e + i / vectors : e;
+            poison[i] = vf_fma(vf_load(o + feature * ROWS + i % vectors * VL), vf_set1(0), poison[i]);
+        }
+    UNROLL_FOR (int i = 1; i < 2 * vectors; ++i) poison[0] = vf_add(poison[0], poison[i]);
     return is_zero(poison[0]);
 }
 
@@ -328,13 +348,24 @@ static int finite_sums(const sdpa_task *t, int64_t width)
 #undef ALL_FINITE
     return result;
 }
-static int finite(const sdpa_problem *p, const sdpa_task *t) { return finite_sums(t, p->value_dim); }
-#endif
 
-static inline real *output_at(const sdpa_problem *p, const sdpa_task *t, int row, int64_t feature)
+/* The vectors of o, one after the other: where they lie, and what belongs to their rows. */
+static inline int64_t output_vectors(const sdpa_problem *p, const sdpa_task *t) { return p->value_dim * t->vectors; }
+static inline ptrdiff_t output_offset(const sdpa_problem *p, const sdpa_task *t, int64_t i)
 {
     (void)p;
-    return (real *)t->o + feature * ROWS + row;
+    return i / t->vectors * ROWS + i % t->vectors * VL;
+}
+static inline vf of_rows(const sdpa_problem *p, const sdpa_task *t, int64_t i, const real *per_row)
+{
+    (void)p;
+    return vf_load(per_row + i % t->vectors * VL);
+}
+static inline void add_to_rows(const sdpa_problem *p, const sdpa_task *t, int64_t i, vf x, real *per_row)
+{
+    (void)p;
+    real *to = per_row + i % t->vectors * VL;
+    vf_store(to, vf_add(vf_load(to), x));
 }
 
 /* out = o * shrink. */

@@ -5,6 +5,7 @@
  * so that an error is at most half a scale, and zero stays zero.  Compiled once: the memory it reads is the limit. */
 #include "sdpa.h"
 
+#include <float.h>
 #include <string.h>
 #include "half.h"
 
@@ -71,6 +72,7 @@ static int quantise_group(const char *from, ptrdiff_t step, int dtype, int64_t c
     const float size = float_of_bits(most);
     const float inverse = size < SMALLEST ? 0 : 127 / size;
     *scale = size < SMALLEST ? 0 : size / 127;
+    if (*scale * 127 > FLT_MAX) *scale = float_of_bits(bits_of_float(*scale) - 1); /* else it comes out as inf */
     for (int64_t i = 0; i < count; i += CHUNK) {
         const int part = (int)(count - i < CHUNK ? count - i : CHUNK);
         if (count > CHUNK) widen(from + i * step, step, dtype, part, x);

@@ -127,26 +127,41 @@ static void shape(const sdpa_problem *p, sdpa_task *t, int v, int begin, int end
     }
 }
 
-/* The products of the odd rows again, in float (see pairs.h).  Rare, hence element by element. */
-static void score_odd_rows(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, const real *before)
+#if PAIRS
+/* s += products / DENORMAL_FACTOR in the odd rows; `high` of these is found again from `before`.  What is not finite is
+ * so in s, too; what changes no weight is left out, as scores that are denormal take long. */
+static void add_to_odd_rows(sdpa_task *t, sdpa_segment g, const real *products, const real *before)
 {
-    const int end = g.end_vector * VL < t->rows ? g.end_vector * VL : t->rows;
-    for (int row = g.first_vector * VL; row < end; ++row) {
-        if (!(t->odd_rows >> row & 1)) continue;
-        real *high = (real *)t->high + row;
-        *high = before[row];
+    const vf zero = vf_set1(0), unit = vf_set1(1 / DENORMAL_FACTOR), least = vf_set1(LEAST_PRODUCT);
+    for (int v = g.first_vector; v < g.end_vector; ++v) {
+        real lane[VL], *high = (real *)t->high + v * VL;
+        for (int i = 0; i < VL; ++i) lane[i] = (real)(t->odd_rows >> (v * VL + i) & 1);
+        const vm odd = vf_lt(zero, vf_load(lane));
+        vf highest = vf_select(odd, vf_load(before + v * VL), vf_load(high));
         for (int key = g.begin; key < g.end; ++key) {
-            int alone = key + 1;
-            const char *key_row = key_address(p, t, key, &alone);
-            real sum = 0;
-            for (int64_t d = 0; d < p->dim; ++d)
-                sum += read_one(t->query_row[row] + d * p->query.column, p->query.dtype) *
-                       read_one(key_row + d * p->key.column, p->key.dtype);
-            scores_at(t, key, 0)[row] = sum;
-            if (sum > *high) *high = sum;
+            const vf s = vf_load(scores_at(t, key, v)), more = vf_load(products + score_index(t, key, v));
+            const vf added = vf_select(vf_lt(vf_abs(more), least), zero, more);
+            const vm adds = vf_eq(vf_sub(more, more), zero);
+            const vf sum = vf_select(odd, vf_select(adds, vf_fma(added, unit, s), s), s);
+            vf_store(scores_at(t, key, v), sum);
+            highest = vf_max(sum, highest);
         }
+        vf_store(high, highest);
     }
 }
+
+/* What the products took for 0 (see pairs.h): those of denormals, which were made larger, with all numbers. */
+static void score_odd_rows(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys, const real *before)
+{
+    real unused[ROWS] = {0};
+    segment_products(g, keys, p->dim, denormal_queries(p, t), t->visible, unused, NULL, NULL);
+    add_to_odd_rows(t, g, t->visible, before);
+    const operand denormals = denormal_keys(p, t, keys);
+    if (!denormals.at) return;
+    segment_products(g, denormals, p->dim, t->q, t->visible, unused, NULL, NULL);
+    add_to_odd_rows(t, g, t->visible, before);
+}
+#endif
 
 #if ADDITIVE
 static operand keys_to_match(const sdpa_problem *p, sdpa_task *t)
@@ -173,7 +188,9 @@ static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, o
     real *high = t->high, before[ROWS];
     memcpy(before, high, sizeof before);
     match_keys(p, t, g, keys);
-    if (PAIRS && t->odd_rows) score_odd_rows(p, t, g, before);
+#if PAIRS
+    if (t->odd_rows) score_odd_rows(p, t, g, keys, before);
+#endif
     for (int v = g.first_vector; steps && v < g.end_vector; ++v) {
         const int whole = t->cut && t->whole[v].begin <= g.begin && g.end <= t->whole[v].end;
         const int left = whole ? steps & ~CUT : steps;

@@ -149,7 +149,6 @@ typedef struct {
     sdpa_range whole[SDPA_MAX_VECTORS];       /* and that all rows of a vector see */
     int cut;                                  /* some row does not see, by geometry, some key of the segments */
     int masked;                               /* the mask hides some key of the block from some row */
-    int hidden;                               /* either was so, or there was a bias, in any block so far */
 
     /* Scratch of this thread; `real` is the compute type, R the rows of the kernel. */
     sdpa_copied *copied;         /* [SDPA_COPIES]: what key_copy, value_copy and key_pairs hold */
@@ -157,15 +156,18 @@ typedef struct {
     void *s;                     /* [block_keys][R]: scores, then weights; pairs of weights: [block_keys/2][R]; few
                                     rows: [block_keys][places] */
     void *o;                     /* [E][R]; few rows: [R][E]: sums of weight * value */
-    void *block_o;               /* few rows: [R][E]: the sums over the block */
+    void *block_o;               /* as o; few rows: the sums over the block; pairs: those of small values */
     void *high;                  /* [R]: largest score of the block */
     void *max, *sum, *shrink;    /* [R] */
     void *kept;                  /* [R]; pairs: sum of the rounded weights */
     int started;                 /* o holds something */
-    void *visible;               /* as s, for blocks with NaN or inf in V */
+    void *lift;                  /* [R]: powers of 2; o holds the sums divided by them */
+    int lifted;                  /* some are above 1 */
+    void *visible;               /* as s, for blocks with NaN or inf in V; pairs: or with odd rows */
+    void *poison;                /* as o: which sums meet NaN or inf in V, see output.h */
+    int poisonous;               /* poison holds something */
     void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V cannot be read in place */
-    int odd_values;              /* pairs: what is unusual about the values of the block (see pairs.h), */
-    int any_odd_values;          /* and of all blocks so far */
+    int odd_values;              /* what is unusual about the values of the block (see output.h) */
     uint64_t odd_rows;           /* bit per row whose scores are computed otherwise: see pairs.h, additive.h */
     void *weigh;                 /* additive: [dim/4][5][R]: see additive.h */
 
@@ -204,9 +206,12 @@ typedef struct {
     sdpa_step scores;                    /* s = K q, with softcap, alibi, bias; -inf where hidden; high */
     sdpa_step softmax_step;              /* s = exp(s - max); max, sum, shrink */
     sdpa_step accumulate;                /* o = o * shrink + s V */
-    sdpa_step accumulate_seen;           /* the same where V holds NaN or inf */
-    int (*finite)(const sdpa_problem *, const sdpa_task *); /* o holds no NaN and no inf */
-    sdpa_step close_sums;                                   /* sinks; lse; shrink = what o is multiplied by */
+    /* Where NaN or inf came out, and not from the scores: again with care, as often as that asks for. */
+    int (*finite)(const sdpa_problem *, const sdpa_task *); /* nothing of that kind came out */
+    sdpa_step accumulate_seen;                              /* like accumulate; NaN and inf in V go to poison instead */
+    int (*lift)(const sdpa_problem *, sdpa_task *); /* whether sums overflowed; the next attempt divides by lift */
+    sdpa_step add_poison;                           /* o = o + poison */
+    sdpa_step close_sums;                           /* sinks; lse; shrink = what o is multiplied by */
     void (*join)(const sdpa_problem *, sdpa_task *, const sdpa_task *part); /* few rows: o, max, sum of both */
     sdpa_step start;                                                        /* o = 0 where nothing was seen */
     sdpa_step write_out;                                                    /* out = o * shrink */

@@ -16,6 +16,13 @@ static inline vf vf_round_pairs(vf low, vf high)
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(by_two, apart));
 }
 
+/* The numbers of each pair. */
+static inline vf vf_first(vf pair) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pair), 16)); }
+static inline vf vf_second(vf pair)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pair), _mm512_set1_epi32((int)0xffff0000)));
+}
+
 /* 16 numbers, rounded. */
 static inline void halves_store_half(char *p, vf a)
 {

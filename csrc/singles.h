@@ -101,13 +101,6 @@ static operand read_values(const sdpa_problem *p, sdpa_task *t)
     return rows_in_place(p, t, &p->value, t->values_at);
 }
 
-/* In the copy, which is of no use to others then. */
-static inline void clear_value(const sdpa_problem *p, sdpa_task *t, int key, int64_t feature)
-{
-    ((real *)t->value_copy)[key * padded(p->value_dim) + feature] = 0;
-    t->copied[1].rows = 0;
-}
-
 /* The weights of `count` keys from `key` on take the place of the scores.  Where they were rounded, `kept` would sum
  * them. */
 static inline ALWAYS_INLINE vf keep_weights(const sdpa_task *t, int key, int v, const vf *weight, const int count,
@@ -116,9 +109,18 @@ static inline ALWAYS_INLINE vf keep_weights(const sdpa_task *t, int key, int v, 
     UNROLL_FOR (int i = 0; i < count; ++i) vf_store(scores_at(t, key + i, v), weight[i]);
     return kept;
 }
-static inline real weight_at(const sdpa_task *t, int key, int row) { return scores_at(t, key, 0)[row]; }
 
 #if !SDPA_FEW_ROWS
+/* The weights of the block, divided by the lift of their rows. */
+static void lower_weights(const sdpa_task *t)
+{
+    for (int v = 0; v < t->vectors; ++v) {
+        const vf factor = vf_div(vf_set1(1), vf_load((real *)t->lift + v * VL));
+        for (int key = t->of_vector[v].begin; key < t->of_vector[v].end; ++key)
+            vf_store(scores_at(t, key, v), vf_mul(vf_load(scores_at(t, key, v)), factor));
+    }
+}
+
 /* Rows of x for linear.h: in place, or converted. */
 static operand read_linear(const sdpa_linear *l, int64_t row, int rows, real *copy, int copied)
 {

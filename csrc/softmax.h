@@ -77,27 +77,43 @@ static void close_row(const sdpa_problem *p, sdpa_task *t, int row)
     if (p->sinks && !empty) {
         const double higher = sink > high ? sink : high;
         const double factor = exp(high - higher);
-        *shrink = (real)(factor / (kept * factor + exp(sink - higher)));
+        *shrink = ((real *)t->lift)[row] * (real)(factor / (kept * factor + exp(sink - higher)));
         total = total * factor + exp(sink - higher);
         high = higher;
     }
     if (p->lse.data) write_one(t->lse_row[row], p->lse.dtype, empty ? sink : high + log_of(total));
 }
 
-/* Ends the sums of all rows; `shrink` becomes the factor from exp(s - max) to a probability. */
+/* Ends the sums of all rows; `shrink` becomes the factor from exp(s - max) / lift to a probability. */
 static void close_sums(const sdpa_problem *p, sdpa_task *t)
 {
-    const vf zero = vf_set1(0);
+    const vf zero = vf_set1(0), one = vf_set1(1);
+    vf lifted = zero;
     for (int v = 0; v < t->vectors; ++v) {
-        const vf sum = vf_load((real *)divisor(p, t) + v * VL);
-        vf_store((real *)t->shrink + v * VL, vf_select(vf_eq(sum, zero), zero, vf_div(vf_set1(1), sum)));
+        const vf sum = vf_load((real *)divisor(p, t) + v * VL), lift = vf_load((real *)t->lift + v * VL);
+        vf_store((real *)t->shrink + v * VL, vf_select(vf_eq(sum, zero), zero, vf_div(lift, sum)));
+        lifted = vf_add(lifted, vf_sub(lift, one));
     }
+    t->lifted = !is_zero(lifted);
     if (p->sinks || p->lse.data)
         for (int row = 0; row < t->rows; ++row) close_row(p, t, row);
 }
 
 #if SDPA_FEW_ROWS
-/* The sums over other keys join those of t: both come to the higher max. */
+/* Whether a number of x a + y b is not finite where those of x and y are. */
+static inline int overflows(const real *x, vf a, const real *y, vf b, int64_t width)
+{
+    const vf zero = vf_set1(0);
+    vf poison = zero;
+    for (int64_t e = 0; e < width; e += VL) {
+        const vf of_x = vf_load(x + e), of_y = vf_load(y + e), sum = vf_fma(of_x, a, vf_mul(of_y, b));
+        const vm numbers = vf_eq(vf_fma(of_x, zero, vf_mul(of_y, zero)), zero);
+        poison = vf_add(poison, vf_select(numbers, vf_mul(sum, zero), zero));
+    }
+    return !is_zero(poison);
+}
+
+/* The sums over other keys join those of t: both come to the higher max, and to the larger lift, or twice that. */
 static void join(const sdpa_problem *p, sdpa_task *t, const sdpa_task *part)
 {
     const real factor = exponent_factor(p);
@@ -107,16 +123,22 @@ static void join(const sdpa_problem *p, sdpa_task *t, const sdpa_task *part)
     const vf shrink = vf_exp(vf_sub(max, from), factors, floor), share = vf_exp(vf_sub(other, from), factors, floor);
     vf_store(t->max, higher);
     vf_store(t->sum, vf_fma(vf_load(t->sum), shrink, vf_mul(vf_load(part->sum), share)));
-    real of_own[VL], of_part[VL];
-    vf_store(of_own, shrink);
-    vf_store(of_part, share);
+    const vf lift = vf_load(t->lift), other_lift = vf_load(part->lift), larger = vf_max(other_lift, lift);
+    real of_own[VL], of_part[VL], *lifts = t->lift;
+    vf_store(of_own, vf_mul(shrink, vf_div(lift, larger)));
+    vf_store(of_part, vf_mul(share, vf_div(other_lift, larger)));
+    vf_store(lifts, larger);
     const int64_t width = padded(p->value_dim);
     for (int row = 0; row < t->rows; ++row) {
         real *o = (real *)t->o + row * width;
         const real *added = (const real *)part->o + row * width;
+        vf own = vf_set1(of_own[row]), of_other = vf_set1(of_part[row]);
+        if (overflows(o, own, added, of_other, width)) {
+            const vf half = vf_set1((real)0.5);
+            lifts[row] *= 2, own = vf_mul(own, half), of_other = vf_mul(of_other, half);
+        }
         for (int64_t e = 0; e < width; e += VL)
-            vf_store(o + e,
-                     vf_fma(vf_load(o + e), vf_set1(of_own[row]), vf_mul(vf_load(added + e), vf_set1(of_part[row]))));
+            vf_store(o + e, vf_fma(vf_load(o + e), own, vf_mul(vf_load(added + e), of_other)));
     }
 }
 #define JOIN join

@@ -188,7 +188,7 @@ void sdpa_enter_task(const sdpa_problem *p, const sdpa_kernel *kernel, const sdp
     const int padded = t->vectors * kernel->lanes;
     t->first_row = first_row;
     t->rows = (int)min64(padded, t->q_len * sdpa_group(p) - first_row);
-    t->hidden = 0;
+    t->lifted = 0;
     t->keys_at = first_row_of(p, &p->key, t);
     t->values_at = first_row_of(p, &p->value, t);
     t->key_scales_at = first_row_of(p, &p->key_scale, t);
@@ -325,7 +325,6 @@ int sdpa_enter_block(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t k
         t->segment[0] = (sdpa_segment){0, t->block, 0, t->vectors};
         t->segments = 1;
     }
-    t->hidden |= t->cut || t->masked || p->bias.data;
     return t->segments > 0;
 }
 
@@ -354,7 +353,8 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
     sdpa_copied *copied = take(&at, SDPA_COPIES, sizeof *copied);
     void *s = take(&at, keys * rows, bytes), *visible = take(&at, keys * rows, bytes);
     void *high = take(&at, rows, bytes);
-    void *block_o = kernel->join ? take(&at, value_dim * rows, bytes) : NULL;
+    void *block_o = kernel->join || kernel->step == 2 ? take(&at, value_dim * rows, bytes) : NULL;
+    void *poison = take(&at, value_dim * rows, bytes);
     void *key_copy = take(&at, keys * dim, bytes), *value_copy = take(&at, keys * value_dim, bytes);
     for (int i = 0; i < tasks; ++i) {
         t[i].leads = i == 0;
@@ -363,6 +363,7 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
         t[i].high = high;
         t[i].cap_slope = NULL;
         t[i].block_o = block_o;
+        t[i].poison = poison;
         t[i].key_copy = key_copy, t[i].value_copy = value_copy;
         t[i].shrink = take(&at, rows, bytes);
         t[i].q = take(&at, dim * rows, bytes);
@@ -371,6 +372,7 @@ size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, ch
         t[i].max = take(&at, rows, bytes);
         t[i].sum = take(&at, rows, bytes);
         t[i].kept = take(&at, rows, bytes);
+        t[i].lift = take(&at, rows, bytes);
     }
     return (size_t)(at - scratch);
 }
@@ -414,7 +416,7 @@ size_t sdpa_lay_out_backward(const sdpa_problem *p, const sdpa_kernel *kernel, c
     const int64_t dim = padded(p->dim, kernel), value_dim = padded(p->value_dim, kernel);
     sdpa_task shared = {.copied = take(&at, SDPA_COPIES, sizeof *shared.copied)};
     shared.s = take(&at, block * rows, bytes);
-    shared.slope = take(&at, block * rows, bytes);
+    shared.slope = shared.visible = take(&at, block * rows, bytes);
     shared.key_slope = kernel->step == 1 ? shared.slope : take(&at, (block + 1) / 2 * rows, bytes);
     shared.cap_slope = p->softcap != 0 ? take(&at, block * rows, bytes) : NULL;
     shared.high = take(&at, rows, bytes);
@@ -472,5 +474,6 @@ size_t sdpa_lay_out_sums(const sdpa_problem *p, const sdpa_kernel *kernel, char 
     t->o = take(&at, padded(p->value_dim, kernel) * rows, bytes);
     t->max = take(&at, rows, bytes);
     t->sum = take(&at, rows, bytes);
+    t->lift = take(&at, rows, bytes);
     return (size_t)(at - memory);
 }

@@ -68,7 +68,6 @@ cdef extern from "sdpa.h" nogil:
         sdpa_span keys
         sdpa_copied *copied
         int started
-        int hidden
         void *cap_slope
         int careful
         sdpa_sums key_sums, value_sums
@@ -85,9 +84,11 @@ cdef extern from "sdpa.h" nogil:
     ctypedef struct sdpa_kernel:
         int real_bytes, lanes, rows, block_keys, step
         int (*copies)(const sdpa_problem *) noexcept nogil
-        sdpa_step begin, scores, softmax_step, accumulate, accumulate_seen
+        sdpa_step begin, scores, softmax_step, accumulate
         int (*finite)(const sdpa_problem *, const sdpa_task *) noexcept nogil
-        sdpa_step close_sums
+        sdpa_step accumulate_seen
+        int (*lift)(const sdpa_problem *, sdpa_task *) noexcept nogil
+        sdpa_step add_poison, close_sums
         void (*join)(const sdpa_problem *, sdpa_task *, const sdpa_task *) noexcept nogil
         sdpa_step start, write_out, write_weights
         sdpa_step begin_backward, score_gradients, query_gradient, key_gradients, add_slopes, bias_gradient

@@ -67,12 +67,16 @@ cdef void write_weights(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_t
 cdef void attend_carefully(
     const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *tasks, int count
 ) noexcept nogil:
-    """A hidden key weighs 0, but 0 * NaN is NaN: where NaN or inf came out and anything was hidden, again with care."""
+    """Where NaN or inf came out of the sums, again with care: a hidden key weighs 0, but 0 * NaN is NaN; and where the
+    sums themselves are too large, once more with all weights of a row divided by what they sum to."""
     cdef int i
     attend_blocks(p, kernel, tasks, count, kernel.accumulate)
     for i in range(count):
-        if tasks[i].hidden and not kernel.finite(p, &tasks[i]):
+        if not kernel.finite(p, &tasks[i]):
             attend_blocks(p, kernel, &tasks[i], 1, kernel.accumulate_seen)
+            if kernel.lift(p, &tasks[i]):
+                attend_blocks(p, kernel, &tasks[i], 1, kernel.accumulate_seen)
+            kernel.add_poison(p, &tasks[i])
 
 
 cdef void finish_task(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t) noexcept nogil:

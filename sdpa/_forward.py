@@ -149,8 +149,16 @@ def _merge(outs, lses, out):
         for part, weight, sees in zip(outs, weights, seen):
             part = part.astype(wide, copy=False) * weight[..., None]
             np.add(result, part, out=result, where=sees[..., None])
+        if np.isinf(result).any():
+            _limit(result, [np.isfinite(part) | ~sees[..., None] for part, sees in zip(outs, seen)])
         out[...] = result
     return out, lse
+
+
+def _limit(result, finite):
+    """The largest number for what the rounding of the weights made larger than all parts."""
+    rounded = np.isinf(result) & np.all(finite, axis=0)
+    result[rounded] = np.copysign(np.finfo(result.dtype).max, result[rounded])
 
 
 def scaled_dot_product_attention(

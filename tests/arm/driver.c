@@ -137,8 +137,11 @@ static void attend_carefully(const sdpa_problem *p, const sdpa_kernel *kernel, s
 {
     attend_blocks(p, kernel, tasks, count, kernel->accumulate);
     for (int i = 0; i < count; ++i)
-        if (tasks[i].hidden && !kernel->finite(p, &tasks[i]))
+        if (!kernel->finite(p, &tasks[i])) {
             attend_blocks(p, kernel, &tasks[i], 1, kernel->accumulate_seen);
+            if (kernel->lift(p, &tasks[i])) attend_blocks(p, kernel, &tasks[i], 1, kernel->accumulate_seen);
+            kernel->add_poison(p, &tasks[i]);
+        }
 }
 
 static void write_weights(const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t)
