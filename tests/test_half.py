@@ -146,7 +146,7 @@ def test_a_scale_and_a_cap_in_half_types(dtype):
 @pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
 def test_out(dtype):
     query, key, value = draw(E=20, dtype=dtype)
-    for other in {float16, bfloat16, float32} - {dtype}:
+    for other in {float16, bfloat16} - {dtype}:
         with pytest.raises(ValueError, match=rf"out.*{np.dtype(other)}.*{np.dtype(dtype)}"):
             sdpa.attention(query, key, value, out=np.zeros(query.shape, other))
     before = query.copy()

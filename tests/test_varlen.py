@@ -366,7 +366,7 @@ ERRORS = {
     "slopes": (ValueError, r"alibi_slopes has shape \(3, 4\)", dict(alibi_slopes=np.ones((3, 4)))),
     "threads": (ValueError, "threads is 0", dict(threads=0)),
     "out of a shape": (ValueError, r"out has shape \(6, 4, 8\)", dict(out=np.zeros((6, 4, 8), float32))),
-    "out of a dtype": (ValueError, "dtype float64", dict(out=np.zeros((6, 4, 5)))),
+    "out of a dtype": (ValueError, "dtype float16", dict(out=np.zeros((6, 4, 5), np.float16))),
 }
 
 
