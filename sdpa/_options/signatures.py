@@ -1,0 +1,61 @@
+"""What follows from the description of options: signatures, documentation, and which keywords a function knows."""
+
+import difflib
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def described(options: type) -> dict[str, Any]:
+    """name: Option of the fields of a TypedDict, in their order."""
+    hints = get_type_hints(options, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+class Keywords(NamedTuple):
+    """The options of one function, for the compiled core, which reads their values; as a decorator it completes the
+    function, whose last parameter is `**options: Unpack[...]`."""
+
+    function: str
+    names: frozenset[str]
+    defaults: Mapping[str, Any]  # in the order of the description
+    causal: bool  # the default
+    described: Mapping[str, Any]
+    said: Mapping[str, str]  # what messages call an option, where that is not its name
+
+    def __call__(self, function: Function) -> Function:
+        """`help`, `inspect.signature` and editors then show the options by name; a line `{options}` of the docstring
+        becomes the list of what they mean."""
+        given = [
+            parameter.replace(annotation=parameter.empty)
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        named = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+            for name, default in self.defaults.items()
+        ]
+        about: Any = function
+        about.__signature__ = inspect.Signature([*given, *named])
+        if function.__doc__:
+            text = "".join(f"{name} : {option.meaning}\n" for name, option in self.described.items())
+            function.__doc__ = function.__doc__.replace("    {options}\n", textwrap.indent(text, "    "))
+        return function
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raises where there is an option that the function does not take."""
+        for name in options:
+            if name not in self.names:
+                likely = difflib.get_close_matches(name, self.names, 1)
+                hint = f": did you mean {likely[0]!r}?" if likely else ""
+                raise TypeError(f"{self.function}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def takes(function: str, options: type, **defaults: Any) -> Keywords:
+    """What the function of that name takes; `defaults` are those that differ from the description."""
+    every = described(options)
+    both = {name: defaults.get(name, option.default) for name, option in every.items()}
+    return Keywords(function, frozenset(every), both, both.get("causal", False), every, {})
