@@ -1,19 +1,31 @@
 """Additive attention: its weights checked, its projections, and the call."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _kernels
+from . import _core, _kernels
+from ._checks import plain_array, sum_dtype
 from ._layer_parts import weight_array
 from ._linear import Linear
-from ._problem import Problem, _four_axes, plain_array, sum_dtype
+from ._options import AttentionOptions, takes
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from typing_extensions import Unpack
 
 
+ADDITIVE_ATTENTION = takes("additive_attention", AttentionOptions)
+
+
+@ADDITIVE_ATTENTION
 def additive_attention(
-    query, key, value, w_query, w_key, v, *, mask=None, bias=None, causal=False, window=None, q_offset=None,
-    kv_lengths=None, scale=None, softcap=None, sinks=None, alibi_slopes=None, return_lse=False, out=None, threads=None,
-):  # fmt: skip
+    query: ArrayLike, key: ArrayLike, value: ArrayLike, w_query: ArrayLike, w_key: ArrayLike, v: ArrayLike,
+    **options: Unpack[AttentionOptions],
+) -> Any:  # fmt: skip
     """`attention` with a small network in place of the product of query and key, as Bahdanau, Cho and Bengio have it:
 
         score = scale * sum over a of v[a] * tanh((w_query @ query)[a] + (w_key @ key)[a])
@@ -41,52 +53,33 @@ def additive_attention(
     >>> sdpa.additive_attention(query, key, value, one, one, np.array([2.0]), scale=scale).round(12)
     array([[7.]])
     """
-    problem = AdditiveProblem(
-        query, key, value, w_query, w_key, v, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
-        kv_lengths=kv_lengths, scale=1 if scale is None else scale, softcap=softcap, sinks=sinks,
-        alibi_slopes=alibi_slopes, threads=threads,
+    given = plain_array("v", v)
+    features = given.shape[-1] if given.ndim else 0
+    if options.get("scale") is None:
+        options["scale"] = 1.0
+    call = _core.additive_call(
+        _kernels.default, query, key, value, features, options, ADDITIVE_ATTENTION
     )  # fmt: skip
-    return problem.result(_kernels.default, out, return_lse)
+    weights = _weight("v", given, (call.heads, None), "A", "H, A")
+    w_query = _weight("w_query", w_query, (call.heads, features, call.query.shape[-1]), "A, D", "H, A, D")
+    w_key = _weight("w_key", w_key, (call.kv_heads, features, call.key.shape[-1]), "A, K", "G, A, K")
+    if not np.isfinite(weights).all():
+        raise ValueError(f"v is {given}: it must be finite")
+    call.beside = {"w_query": w_query, "w_key": w_key, "v": weights}
+    dtype = sum_dtype(call.query.dtype)
+    scale, below_2 = _normalised(call.scale, np.broadcast_to(weights, (call.heads, features)))
+    projected_query = _project(call.query, w_query, call.threads, dtype)
+    call.project(projected_query, _project(call.key, w_key, call.threads, dtype), scale, below_2)
+    return call.finish()
 
 
-class AdditiveProblem(Problem):
-    """Checked arguments of one call.  Projections take the places of query and key when it runs."""
-
-    def __init__(self, query, key, value, w_query, w_key, v, **options):
-        v = plain_array("v", v)
-        self.features = v.shape[-1] if v.ndim else 0
-        super().__init__(query, key, value, **options)
-        heads, kv_heads = self.heads, self.key.shape[-3]
-        self.v = _weight("v", v, (heads, None), "A", "H, A")
-        self.w_query = _weight("w_query", w_query, (heads, self.features, self.query.shape[-1]), "A, D", "H, A, D")
-        self.w_key = _weight("w_key", w_key, (kv_heads, self.features, self.key.shape[-1]), "A, K", "G, A, K")
-        if not np.isfinite(self.v).all():
-            raise ValueError(f"v is {v}: it must be finite")
-        self.inputs.update(w_query=self.w_query, w_key=self.w_key, v=self.v)
-
-    def _check_sizes(self, dim, key_dim):
-        """Any will do."""
-
-    def _cost_of_score(self):
-        return 5 * self.features  # measured: see the decisions of csrc/README.md
-
-    def run(self, kernel, **results):
-        query, key = (self.inputs[name] for name in ("query", "key"))
-        self.query = self._project(query, self.w_query)
-        self.key = self._project(key, self.w_key)
-        self.scale, v = _normalised(self.scale, np.broadcast_to(self.v, (self.heads, self.features)))
-        super().run(kernel, v=v, **results)
-
-    def _project(self, array, weight):
-        """(lead, heads, rows, A) of (..., rows, D): what is broadcast is projected once."""
-        array, dtype = _four_axes(array), sum_dtype(self.dtype)
-        if weight.ndim == 2:
-            result = Linear(weight)(array, self.threads, dtype)
-        else:
-            each = [Linear(w)(array[..., head, :, :], self.threads, dtype) for head, w in enumerate(weight)]
-            shape = (*array.shape[:-3], 0, array.shape[-2], self.features)
-            result = np.stack(each, axis=-3) if each else np.empty(shape, dtype)
-        return np.broadcast_to(result, self.lead + result.shape[-3:])
+def _project(array, weight, threads, dtype):
+    """(..., heads, rows, A) of (..., heads, rows, D)."""
+    if weight.ndim == 2:
+        return Linear(weight)(array, threads, dtype)
+    array = array[(None,) * (3 - array.ndim)]
+    each = [Linear(w)(array[..., head, :, :], threads, dtype) for head, w in enumerate(weight)]
+    return np.stack(each, axis=-3) if each else np.empty((*array.shape[:-1], weight.shape[-2]), dtype)
 
 
 def _weight(name, given, shape, axes, axes_by_head):

@@ -1,13 +1,24 @@
 """Keys and values of what was read so far, for a model that continues from there."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
-from . import _core, _kernels, _threads
-from ._cache_attend import attend_rows, attend_window
+from . import _core
+from ._cache_attend import attend
 from ._cache_files import load, save
 from ._cache_store import Store, attributes, whole_number, without_padding
-from ._forward import attention
-from ._problem import FLOATS, _float_array, _whole_numbers, is_float
+from ._checks import FLOATS, float_array, is_float, whole_numbers
+from ._options import CacheOptions, takes
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from typing_extensions import Unpack
+
+
+ATTEND = takes("attend", CacheOptions, causal=True)
 
 
 class KVCache(Store):
@@ -105,10 +116,8 @@ class KVCache(Store):
             key, value = without_padding(key, added), without_padding(value, added)
         self.write(key, value, before, floors, added, (count, before) if ragged else None)
 
-    def attend(
-        self, query, *, mask=None, bias=None, causal=True, window=None, q_offset=None, scale=None, softcap=None,
-        sinks=None, alibi_slopes=None, return_lse=False, out=None, threads=None,
-    ):  # fmt: skip
+    @ATTEND
+    def attend(self, query: ArrayLike, **options: Unpack[CacheOptions]) -> Any:
         """Attention of `query` (B, H, M, D) to all that was appended; options and results as of `attention`.
 
         causal : the default is True here.
@@ -127,41 +136,7 @@ class KVCache(Store):
         >>> cache.attend(np.ones((1, 1, 1, 2)))[0, 0]       # sees the tokens 0, 3 and 4
         array([[2.33333333, 2.33333333]])
         """
-        now = self._now
-        plain = (
-            mask is None and bias is None and window is None and q_offset is None and scale is None
-            and softcap is None and sinks is None and alibi_slopes is None and out is None and threads is None
-            and return_lse is False and (causal is True or causal is False) and now.aligned is None
-        )  # fmt: skip
-        rows = 0
-        if plain and type(query) is np.ndarray and len(query.shape) == 4:
-            count = query.shape[2]
-            rows = now.length if self.window is None else self.seen_whole(count)
-        if rows > 0:
-            key, value = now.keys[:, :, :rows], now.values[:, :, :rows]
-            bounded = causal and count > 1  # a single token sees all of them
-            scales = [array[:, :, :rows] for array in now.arrays[2:]]  # of int8
-            result = _core.attend_plain(
-                _kernels.default, query, key, value, bounded, _threads.count, *scales, group=self.group
-            )
-            if result is None and not scales:
-                result = attention(self._checked_query(query), key, value, causal=bounded)
-            if result is not None:
-                return result
-        query = self._checked_query(query)
-        if q_offset is not None:
-            q_offset = _whole_numbers("q_offset", q_offset, (self.batch,))
-        elif now.aligned is not None and now.aligned[0] == query.shape[-2]:
-            q_offset = now.aligned[1]
-        if q_offset is None and window is None and query.shape[-2] == 1 and causal is True:
-            causal = False  # the last token sees all of them
-        options = dict(
-            mask=mask, bias=bias, causal=causal, window=window, scale=scale, softcap=softcap, sinks=sinks,
-            alibi_slopes=alibi_slopes, return_lse=return_lse, out=out, threads=threads,
-        )  # fmt: skip
-        if self.window is not None:
-            return attend_window(self, query, q_offset, options)
-        return attend_rows(self, query, len(self), now.lengths, q_offset, options)
+        return attend(self, query, options, ATTEND)
 
     def truncate(self, n):
         """Forget all but the first n tokens (an int, or one for each batch): what was guessed and turned out wrong.
@@ -176,7 +151,7 @@ class KVCache(Store):
         7
         """
         lengths, floors = self.state()
-        numbers = _whole_numbers("n", n, (self.batch,))
+        numbers = whole_numbers("n", n, (self.batch,))
         if (numbers < 0).any() or (numbers > lengths).any():
             raise ValueError(f"n is {_said(n)}: it must be from 0 to the length, {_said(self.lengths)}")
         if self.window is not None:
@@ -308,7 +283,7 @@ class KVCache(Store):
 
     def _new_rows(self, name, given, dim):
         """`given` with four axes."""
-        array = _float_array(name, given)
+        array = float_array(name, given)
         missing = 4 - array.ndim
         wanted = (self.batch, self.kv_heads, array.shape[-2], dim)
         if missing < 0 or array.shape != wanted[missing:] or wanted[:missing] != (1,) * missing:
@@ -319,29 +294,10 @@ class KVCache(Store):
         return array[(None,) * missing]
 
     def _new_lengths(self, given, count):
-        lengths = _whole_numbers("lengths", given, (self.batch,))
+        lengths = whole_numbers("lengths", given, (self.batch,))
         if (lengths < 0).any() or (lengths > count).any():
             raise ValueError(f"lengths are {_said(given)}: they must be from 0 to the {count} tokens given")
         return lengths
-
-    def _checked_query(self, query):
-        query = _float_array("query", query)
-        missing = 4 - query.ndim
-        shape = (1,) * missing + query.shape
-        if (
-            missing < 0 or shape[0] != self.batch or shape[1] % self.kv_heads or shape[3] != self.head_dim
-            or (missing == 2 and self.kv_heads > 1)
-        ):  # fmt: skip
-            raise ValueError(
-                f"query has shape {query.shape}: it must be ({self.batch}, H, M, {self.head_dim}) with H a multiple of "
-                f"the {self.kv_heads} heads of the cache" + (", or that without the first axis" * (self.batch == 1))
-            )
-        if self.dtype != np.int8:
-            if query.itemsize < self.dtype.itemsize:
-                raise TypeError(f"query has dtype {query.dtype}: it must not be narrower than the cache, {self.dtype}")
-            if {query.dtype.name, self.dtype.name} == {"float16", "bfloat16"}:
-                raise TypeError(f"query has dtype {query.dtype} and the cache {self.dtype}: they must not meet")
-        return query
 
 
 def _cache_dtype(given):

@@ -2,39 +2,54 @@
 
 import numpy as np
 
-from . import _kernels
+from . import _core, _kernels
 from ._cache_files import ARRAYS
-from ._forward import attention
-from ._problem import (
-    Problem,
-    _four_axes,
-    _per_head,
-    _window,
+from ._checks import (
     broadcast_bias,
     broadcast_mask,
     check_out,
     flag,
+    per_head,
     sum_dtype,
+    whole_numbers,
+    window_and_causal,
 )
 
 MASK_ELEMENTS = 2**22  # of a mask made here for some of the queries at a time
 
 
-def attend_rows(cache, query, rows, kv_lengths, q_offset, options):
-    """Attention to the first `rows` rows of the arrays."""
-    index = (0,) * (4 - query.ndim)
-    arrays = [array[:, :, :rows][index] for array in cache._now.arrays]
-    if kv_lengths is not None:
-        options["kv_lengths"] = kv_lengths
-    if len(arrays) == 4:
-        return attend_int8(query, *arrays, cache.group, q_offset=q_offset, **options)
-    return attention(query, *arrays, q_offset=q_offset, **options)
+# Options for which it does not matter where a token stands.
+ALIKE = frozenset({"scale", "softcap", "sinks", "return_lse", "out", "threads"})
 
 
-def attend_window(cache, query, q_offset, options):
+def attend(cache, query, options, known):
+    """Attention of `query` to all tokens of `cache`."""
+    now = cache._now
+    count = query.shape[-2] if type(query) is np.ndarray and query.ndim > 1 else -1
+    if cache.window is None:
+        offset = now.aligned[1] if now.aligned is not None and now.aligned[0] == count else None
+        return attend_rows(cache, query, len(cache), now.lengths, offset, options, known)
+    rows = cache.seen_whole(count) if options.keys() <= ALIKE else 0
+    if rows:
+        return attend_rows(cache, query, rows, None, None, options, known)
+    known.check(options)
+    return attend_window(cache, _core.cached_query(_kernels.default, cache, query), options, known)
+
+
+def attend_rows(cache, query, rows, lengths, q_offset, options, known):
+    """Attention to the first `rows` rows of the arrays, of batch b to lengths[b]."""
+    return _core.attend_cache(_kernels.default, cache, query, rows, lengths, q_offset, options, known)
+
+
+def attend_window(cache, query, options, known):
     """Attention within the window, where slots need not be positions; it hides what is ahead in any case."""
     lengths, floors = cache.state()
-    q_len, window, keep = query.shape[-2], cache.window, cache.keep
+    q_len, window, keep, aligned = query.shape[-2], cache.window, cache.keep, cache._now.aligned
+    q_offset = options.pop("q_offset", None)
+    if q_offset is not None:
+        q_offset = whole_numbers("q_offset", q_offset, (cache.batch,))
+    elif aligned is not None and aligned[0] == q_len:
+        q_offset = aligned[1]
     first = lengths - q_len if q_offset is None else q_offset
     missing = (floors > keep) & (np.minimum(first, lengths) - window + 1 < floors)
     if q_len and missing.any():
@@ -44,35 +59,35 @@ def attend_window(cache, query, q_offset, options):
             f"token {floors[batch]}, which is the oldest that was not dropped; attend right after append"
         )
     rows = min(len(cache), cache.bound())
-    positions_matter = any(options[name] is not None for name in ("mask", "bias", "window", "alibi_slopes"))
+    positions_matter = any(options.get(name) is not None for name in ("mask", "bias", "window", "alibi_slopes"))
     straight = (floors <= keep).all()  # slots are positions
-    left, right = _window(options["window"], options["causal"])
-    options["window"], options["causal"] = None, False
+    left, right = window_and_causal(options.pop("window", None), options.pop("causal", True))
+    options["causal"] = False
     if q_len == 1 and not positions_matter and (first == lengths - 1).all():
         level = (lengths <= keep + window) & (floors <= keep)
         full = (lengths - floors == cache._now.ring) & (cache._now.ring == window)
         if (level | full).all():  # the query sees all that is there
             there = None if cache._now.length >= 0 else np.minimum(lengths, rows)
-            return attend_rows(cache, query, rows, there, None, options)
+            return attend_rows(cache, query, rows, there, None, options, known)
     if straight and keep == 0:
         left = window - 1 if left is None else min(left, window - 1)
         options["window"] = left, 0 if right is None else min(right, 0)
-        return attend_rows(cache, query, rows, None if cache._now.length >= 0 else lengths, q_offset, options)
-    return attend_masked(cache, query, first, rows, left, right, options)
+        return attend_rows(cache, query, rows, None if cache._now.length >= 0 else lengths, q_offset, options, known)
+    return attend_masked(cache, query, first, rows, left, right, options, known)
 
 
-def attend_masked(cache, query, first, rows, left, right, options):
+def attend_masked(cache, query, first, rows, left, right, options, known):
     """The same with a mask that says which slot each query sees, made for some queries at a time."""
     heads, q_len = query.shape[-3] if query.ndim > 2 else 1, query.shape[-2]
     pairs = (cache.batch, heads, q_len, len(cache))
-    mask, bias, slopes = (options.pop(name) for name in ("mask", "bias", "alibi_slopes"))
+    mask, bias, slopes = (options.pop(name, None) for name in ("mask", "bias", "alibi_slopes"))
     if mask is not None:
         mask, _ = broadcast_mask(mask, pairs)
     if bias is not None:
         bias, _ = broadcast_bias(bias, pairs)
     if slopes is not None:
-        slopes = _per_head("alibi_slopes", slopes, (cache.batch,), heads)[..., None, None]
-    out, return_lse = options.pop("out"), flag("return_lse", options.pop("return_lse"))
+        slopes = per_head("alibi_slopes", slopes, (cache.batch,), heads)[..., None, None]
+    out, return_lse = options.pop("out", None), flag("return_lse", options.pop("return_lse", False))
     shape = (*query.shape[:-1], cache.value_dim)
     inputs = {"query": query, "mask": mask, "bias": bias}
     if out is not None:
@@ -99,18 +114,8 @@ def attend_masked(cache, query, first, rows, left, right, options):
             slope = (-slopes * abs(at - position)).astype(lse.dtype)
             added = slope if added is None else slope + added
         of_part = dict(mask=seen, bias=added, return_lse=True, out=out[..., part, :])
-        _, lse[..., part] = attend_rows(cache, query[..., part, :], rows, None, 0, options | of_part)
+        _, lse[..., part] = attend_rows(cache, query[..., part, :], rows, None, 0, options | of_part, known)
     return (out, lse) if return_lse else out
-
-
-def attend_int8(query, key, value, key_scales, value_scales, group, *, out, return_lse, **options):
-    """Attention to keys and values in int8, which the kernels multiply by their scales as they read them."""
-    zero = np.zeros((), query.dtype)  # all checks are as if they had the dtype of query
-    problem = Problem(query, np.broadcast_to(zero, key.shape), np.broadcast_to(zero, value.shape), **options)
-    problem.key, problem.value, key_scales, value_scales = map(_four_axes, (key, value, key_scales, value_scales))
-    return problem.result(
-        _kernels.default, out, return_lse, key_scale=key_scales, value_scale=value_scales, group=group
-    )
 
 
 def at_slots(array, queries, position):

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from ._cache_store import UNBOUNDED, Memory, new_array, whole_number, without_padding
-from ._problem import FLOATS, _whole_numbers
+from ._checks import FLOATS, whole_numbers
 
 try:
     import fcntl
@@ -105,7 +105,7 @@ def _numbers(cache, header):
     for name in "lengths", "floors":  # before anything is made for so many batches
         if not isinstance(header[name], list) or len(header[name]) != cache.batch:
             raise ValueError(f"{name} must be a list of {cache.batch} numbers, one for each batch")
-    lengths, floors = (_whole_numbers(name, header[name], (cache.batch,)) for name in ("lengths", "floors"))
+    lengths, floors = (whole_numbers(name, header[name], (cache.batch,)) for name in ("lengths", "floors"))
     rows = whole_number("rows", header["rows"], least=0)
     window, ring = 1, UNBOUNDED
     if cache.window is not None:

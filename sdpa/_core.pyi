@@ -1,11 +1,14 @@
 """Types of the compiled module; _core.pyx holds the meaning."""
 
-from collections.abc import Callable
-from typing import Any, Final, final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import disjoint_base
+
+from ._gradients import Gradients
+from ._options.signatures import Keywords
 
 OPENMP: Final[bool]
 COMPILER: Final[str]
@@ -18,97 +21,120 @@ class Kernel:
 
 def kernels() -> list[Kernel]: ...
 def know_threads(main: int) -> int: ...
-def attend(
-    kernel: Kernel,
-    query: NDArray[Any],
-    key: NDArray[Any],
-    *,
-    value: NDArray[Any] | None,
-    out: NDArray[Any] | None,
-    weights: NDArray[Any] | None,
-    lse: NDArray[Any] | None,
-    mask: NDArray[np.bool_] | None,
-    bias: NDArray[Any] | None,
-    begin_shift: NDArray[np.int64] | None,
-    end_shift: NDArray[np.int64] | None,
-    q_offset: NDArray[np.int64] | None,
-    kv_lengths: NDArray[np.int64] | None,
-    scale: float,
-    softcap: float,
-    sinks: NDArray[np.float64] | None,
-    alibi_slopes: NDArray[np.float64] | None,
-    threads: int,
-    key_scale: NDArray[np.float32] | None = None,
-    value_scale: NDArray[np.float32] | None = None,
-    group: int = 0,
-    q_starts: NDArray[np.int64] | None = None,
-    k_starts: NDArray[np.int64] | None = None,
-    pages: NDArray[np.int64] | None = None,
-    page_size: int = 0,
-    v: NDArray[np.float64] | None = None,
-) -> None: ...
-def attend_backward(
-    kernel: Kernel,
-    query: NDArray[Any],
-    key: NDArray[Any],
-    value: NDArray[Any],
-    *,
-    out: NDArray[Any],
-    lse: NDArray[Any],
-    grad_out: NDArray[Any],
-    grad_lse: NDArray[Any] | None,
-    grad_query: NDArray[Any],
-    grad_key: NDArray[Any],
-    grad_value: NDArray[Any],
-    grad_bias: NDArray[Any] | None,
-    delta: NDArray[Any] | None,
-    mask: NDArray[np.bool_] | None,
-    bias: NDArray[Any] | None,
-    begin_shift: NDArray[np.int64] | None,
-    end_shift: NDArray[np.int64] | None,
-    q_offset: NDArray[np.int64] | None,
-    kv_lengths: NDArray[np.int64] | None,
-    scale: float,
-    softcap: float,
-    alibi_slopes: NDArray[np.float64] | None,
-    threads: int,
-    q_starts: NDArray[np.int64] | None = None,
-    k_starts: NDArray[np.int64] | None = None,
-) -> None: ...
-def attend_plain(
+def attention(kernel: Kernel, query: Any, key: Any, value: Any, options: Mapping[str, Any], known: Keywords) -> Any: ...
+def attention_weights(
+    kernel: Kernel, query: Any, key: Any, options: Mapping[str, Any], known: Keywords
+) -> NDArray[Any]: ...
+def attention_varlen(
     kernel: Kernel,
     query: Any,
     key: Any,
     value: Any,
-    causal: bool,
-    threads_of: Callable[[None], int],
-    key_scale: NDArray[np.float32] | None = None,
-    value_scale: NDArray[np.float32] | None = None,
-    group: int = 0,
-) -> NDArray[Any] | None: ...
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    options: Mapping[str, Any],
+    known: Keywords,
+) -> Any: ...
+def attend_cache(
+    kernel: Kernel,
+    cache: CacheBase,
+    query: Any,
+    rows: int,
+    lengths: NDArray[np.int64] | None,
+    q_offset: Any,
+    options: Mapping[str, Any],
+    known: Keywords,
+) -> Any: ...
+def cached_query(kernel: Kernel, cache: CacheBase, query: Any) -> NDArray[Any]: ...
 def attend_pages(
     kernel: Kernel,
     query: Any,
-    key: NDArray[Any],
-    value: NDArray[Any],
-    sequences: list[Any],
+    keys: NDArray[Any],
+    values: NDArray[Any],
+    sequences: list[Sequence],
     one: bool,
-    causal: bool,
-    threads_of: Callable[[None], int],
-) -> NDArray[Any] | None: ...
-def is_small(batches: int, heads: int, q_len: int, kv_len: int, dim: int, value_dim: int) -> bool: ...
+    cu_seqlens_q: Any,
+    options: Mapping[str, Any],
+    known: Keywords,
+) -> Any: ...
+def attention_backward(
+    kernel: Kernel,
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    lse: Any,
+    grad_lse: Any,
+    options: Mapping[str, Any],
+    known: Keywords,
+) -> Gradients: ...
+def attention_varlen_backward(
+    kernel: Kernel,
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    lse: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    grad_lse: Any,
+    options: Mapping[str, Any],
+    known: Keywords,
+) -> Gradients: ...
+
+class Plan(NamedTuple):
+    few_rows: bool
+    pairs: bool
+    converted: bool
+    lanes: int
+    most_rows: int
+    rows: int
+    keys: int
+    tasks: int
+    bundle: int
+    parts: int
+    parts_shared: bool
+    threads: int
+    scratch_bytes: int
+
+@disjoint_base
+class Inputs:
+    beside: dict[str, Any]
+    @property
+    def query(self) -> NDArray[Any]: ...
+    @property
+    def key(self) -> NDArray[Any]: ...
+    @property
+    def value(self) -> NDArray[Any]: ...
+    @property
+    def threads(self) -> int: ...
+
+@final
+class Call(Inputs):
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def sinks(self) -> NDArray[np.float64] | None: ...
+    def project(self, query: NDArray[Any], key: NDArray[Any], scale: float, v: NDArray[np.float64]) -> None: ...
+    def result_axes_of(self, columns: int) -> tuple[int, ...]: ...
+    def finish(self) -> Any: ...
+    def visible_pairs(self) -> int: ...
+    def plan(self) -> Plan: ...
+
+def plan_call(
+    kernel: Kernel, query: Any, key: Any, value: Any, options: Mapping[str, Any], known: Keywords
+) -> Call: ...
+def additive_call(
+    kernel: Kernel, query: Any, key: Any, value: Any, features: int, options: Mapping[str, Any], known: Keywords
+) -> Call: ...
 def know_bfloat16(dtype: np.dtype[Any]) -> None: ...
 def quantise(source: NDArray[Any], out: NDArray[np.int8], scales: NDArray[np.float32], group: int) -> bool: ...
-def plan(
-    kernel: Kernel,
-    query: NDArray[Any],
-    key: NDArray[Any],
-    value: NDArray[Any],
-    *,
-    scale: float,
-    bounded: bool,
-    threads: int,
-) -> tuple[bool, bool, bool, int, int, int, int, int, int, int, bool, int, int]: ...
 def rotate(
     x: NDArray[Any],
     out: NDArray[Any],

@@ -4,14 +4,16 @@
 A task is up to 64 query rows of one key/value head.  It walks over the blocks of keys that any of its rows may see and
 keeps, per row, the largest score so far, the sum of the weights and the weighted sum of the values (the online softmax
 of Milakov and Gimelshein; FlashAttention).  Tasks are shared among threads; nothing here knows an instruction set, and
-nothing in csrc/ knows of threads or Python.  Arguments have been checked by _problem.py.
+nothing in csrc/ knows of threads or Python.  _core_inputs.pxi checks arguments.
 """
 cimport cython
 cimport numpy as cnp
 import numpy as np
+from cpython.dict cimport PyDict_GetItem
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cython.parallel cimport prange, threadid
-from libc.math cimport sqrt
+from cpython.ref cimport PyObject
+from libc.math cimport INFINITY, isfinite, sqrt
 from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
@@ -364,195 +366,7 @@ cdef sdpa_array array_of(cnp.ndarray array):
     return a
 
 
-cdef sdpa_array with_batches(cnp.ndarray array, list tables):
-    """The same, of any number of axes before the last three: together they are the batches.  Where no one stride leads
-    from each batch to the next, a table does, which `tables` keeps."""
-    cdef sdpa_array a = array_of(array)
-    cdef int axis = cnp.PyArray_NDIM(array) - 3
-    cdef int64_t batches = 1, size
-    cdef ptrdiff_t stride
-    while axis > 0:
-        axis -= 1
-        size, stride = cnp.PyArray_DIM(array, axis), cnp.PyArray_STRIDE(array, axis)
-        if size == 1:  # its stride is never taken
-            continue
-        if batches == 1:
-            a.batch = stride
-        elif stride != batches * a.batch:
-            a.batches = find_batches(array, tables)
-            break
-        batches *= size
-    return a
-
-
-cdef const ptrdiff_t *find_batches(cnp.ndarray array, list tables) except? NULL:
-    """Where each batch begins, in bytes."""
-    cdef int axis = cnp.PyArray_NDIM(array) - 3
-    cdef int64_t batches = count_batches(array), count = 1, size, i, j
-    cdef ptrdiff_t stride
-    memory = np.zeros(max(1, batches), np.intp)
-    cdef Py_ssize_t[::1] table = memory
-    tables.append(memory)
-    while axis > 0:
-        axis -= 1
-        size, stride = cnp.PyArray_DIM(array, axis), cnp.PyArray_STRIDE(array, axis)
-        for i in range(1, size):
-            for j in range(count):
-                table[i * count + j] = i * stride + table[j]
-        count *= size
-    return <const ptrdiff_t *>&table[0]
-
-
-cdef int64_t count_batches(cnp.ndarray array) noexcept:
-    """The product of all axes but the last three."""
-    cdef int64_t batches = 1
-    cdef int axis
-    for axis in range(cnp.PyArray_NDIM(array) - 3):
-        batches *= cnp.PyArray_DIM(array, axis)
-    return batches
-
-
-cdef void set_sizes(sdpa_problem *p, cnp.ndarray query, cnp.ndarray key) noexcept:
-    cdef int n = cnp.PyArray_NDIM(query)
-    p.batches = count_batches(query)
-    p.heads = cnp.PyArray_DIM(query, n - 3) if n > 2 else 1
-    p.kv_heads = cnp.PyArray_DIM(key, n - 3) if n > 2 else 1
-    p.q_len = cnp.PyArray_DIM(query, n - 2)
-    p.kv_len = cnp.PyArray_DIM(key, n - 2)
-    p.dim = cnp.PyArray_DIM(query, n - 1)
-
-
-def attend(
-    Kernel kernel not None, cnp.ndarray query not None, cnp.ndarray key not None, *, cnp.ndarray value, cnp.ndarray out,
-    cnp.ndarray weights, cnp.ndarray lse, cnp.ndarray mask, cnp.ndarray bias,
-    const int64_t[::1] begin_shift, const int64_t[::1] end_shift,
-    const int64_t[::1] q_offset, const int64_t[::1] kv_lengths,
-    double scale, double softcap, const double[:, ::1] sinks, const double[:, ::1] alibi_slopes, int threads,
-    cnp.ndarray key_scale=None, cnp.ndarray value_scale=None, int group=0,
-    const int64_t[::1] q_starts=None, const int64_t[::1] k_starts=None, const int64_t[:, ::1] pages=None,
-    int64_t page_size=0, const double[:, ::1] v=None,
-):
-    """Checked arguments in, `out` (or `weights`) and `lse` filled.  Arrays are (B, H, ...), lse (B, H, M, 1); None:
-    absent.  B stands for one axis or more, the same in all of them.
-
-    key_scale, value_scale : (B, G, N, groups) float32, adjacent, where key and value are int8; `group` a power of 2,
-        32 or more.
-    q_starts : (S + 1).  Then query, out, mask, bias, lse are (1, H, T, ...), sequence after sequence; every other array
-    of numbers has S, and kv_lengths, q_offset are given.  With k_starts (S) key and value are (1, G, T, ...), too; with
-    `pages` (S, columns) key and value are pools (pages, G, page_size, ...).
-    v : (H, A), numbers of (-2, 2). Then scores are additive, and query and key projections to A features.
-    """
-    cdef sdpa_problem p
-    cdef int64_t[::1] unit_starts
-    cdef list tables = []
-    take_arguments(&p, tables, query, key, value, out, weights, lse, mask, bias, begin_shift, end_shift, q_offset,
-                   kv_lengths, scale, softcap, alibi_slopes, q_starts, k_starts)
-    if sinks is not None:
-        p.sinks = &sinks[0, 0]
-    if v is not None:
-        p.v = &v[0, 0]
-    if key_scale is not None:
-        set_scales(&p, with_batches(key_scale, tables), with_batches(value_scale, tables), group)
-    if pages is not None:
-        p.pages, p.page_columns, p.page_size = &pages[0, 0], pages.shape[1], page_size
-    if q_starts is not None:
-        unit_starts = np.empty(q_starts.shape[0], np.int64)
-        p.unit_starts = &unit_starts[0]
-    run_all(&p, kernel, threads)
-
-
-cdef sdpa_array array_if(cnp.ndarray array, list tables):
-    cdef sdpa_array absent
-    memset(&absent, 0, sizeof(absent))
-    return absent if array is None else with_batches(array, tables)
-
-
-cdef int take_arguments(
-    sdpa_problem *p, list tables, cnp.ndarray query, cnp.ndarray key, cnp.ndarray value, cnp.ndarray out,
-    cnp.ndarray weights, cnp.ndarray lse, cnp.ndarray mask, cnp.ndarray bias,
-    const int64_t[::1] begin_shift, const int64_t[::1] end_shift,
-    const int64_t[::1] q_offset, const int64_t[::1] kv_lengths, double scale, double softcap,
-    const double[:, ::1] alibi_slopes, const int64_t[::1] q_starts, const int64_t[::1] k_starts,
-) except -1:
-    """What results and gradients have in common; see `attend`.  `tables` must live as long as `p`."""
-    memset(p, 0, sizeof(p[0]))
-    set_sizes(p, query, key)
-    p.query, p.key, p.value = with_batches(query, tables), with_batches(key, tables), array_if(value, tables)
-    p.value_dim = 0 if value is None else cnp.PyArray_DIM(value, cnp.PyArray_NDIM(value) - 1)
-    p.out, p.weights, p.lse = array_if(out, tables), array_if(weights, tables), array_if(lse, tables)
-    p.mask, p.bias = array_if(mask, tables), array_if(bias, tables)
-    p.shift_step = 1
-    if begin_shift is not None:
-        p.begin_shift = &begin_shift[0]
-    if end_shift is not None:
-        p.end_shift = &end_shift[0]
-    if q_offset is not None:
-        p.q_offset = &q_offset[0]
-    if kv_lengths is not None:
-        p.kv_lengths = &kv_lengths[0]
-    if alibi_slopes is not None:
-        p.alibi_slopes = &alibi_slopes[0, 0]
-    p.scale, p.softcap = scale, softcap
-    if q_starts is not None:
-        set_sequences(p, q_starts, kv_lengths)
-    if k_starts is not None:
-        p.k_starts = &k_starts[0]
-
-
-cdef void set_scales(sdpa_problem *p, sdpa_array key_scale, sdpa_array value_scale, int group) noexcept:
-    p.key_scale, p.value_scale = key_scale, value_scale
-    while 1 << p.group_shift < group:
-        p.group_shift += 1
-
-
-cdef void set_sequences(sdpa_problem *p, const int64_t[::1] q_starts, const int64_t[::1] kv_lengths) noexcept:
-    cdef int64_t b
-    p.q_starts = &q_starts[0]
-    p.batches = q_starts.shape[0] - 1
-    p.q_len = p.kv_len = 0
-    for b in range(p.batches):
-        p.q_len = max(p.q_len, q_starts[b + 1] - q_starts[b])
-        p.kv_len = max(p.kv_len, kv_lengths[b])
-
-
-def plan(
-    Kernel kernel not None, cnp.ndarray query not None, cnp.ndarray key not None, cnp.ndarray value not None, *,
-    double scale, bint bounded, int threads,
-):
-    """How a problem would be cut: (whether few rows, pairs, and conversion of K or V; lanes, most rows and rows of a
-    task, keys of a block, tasks, tasks of a bundle, parts of the keys and whether threads share them, threads, bytes of
-    scratch).  The arrays have at least four axes, of
-    which the last three count."""
-    cdef sdpa_problem p
-    cdef int chunk
-    cdef int64_t units, all_rows, vectors, per_task
-    cdef const sdpa_kernel *table
-    cdef sdpa_cut cut
-    memset(&p, 0, sizeof(p))
-    set_sizes(&p, query, key)
-    p.scale = scale
-    p.query, p.key, p.value = array_of(query), array_of(key), array_of(value)
-    p.value_dim = cnp.PyArray_DIM(value, cnp.PyArray_NDIM(value) - 1)
-    p.begin_shift = &p.q_len if bounded else NULL  # what it holds is not looked at
-    table = kernel.table(&p)
-    all_rows = most_rows(&p)
-    p.most_rows = all_rows
-    units = cut_into_units(&p, table, &threads, &chunk)
-    if units:
-        cut = sdpa_find_unit(&p, table, 0).cut
-    else:
-        cut.tasks = cut.bundles = cut.parts = 1
-    vectors = (all_rows + table.lanes - 1) // table.lanes
-    per_task = (vectors + cut.tasks - 1) // cut.tasks
-    tasks = p.batches * p.kv_heads * cut.tasks if units else 0
-    pairs = table != kernel.isa.kernel[SDPA_FOR_FLOAT][0] and purpose_of(&p) == SDPA_FOR_BFLOAT16
-    few = table == kernel.isa.kernel[purpose_of(&p)][1]
-    return (few, pairs and not few, table.copies(&p), table.lanes, table.rows, min(all_rows, per_task * table.lanes),
-            table.block_keys, tasks, sdpa_largest_bundle(&p, table), cut.parts, p.split, threads,
-            threads * scratch_bytes(&p, table) + units * sums_bytes(&p, table))
-
-
-# NumPy's number of the type bfloat16, once an array of it was seen: another package brings it (see _problem.py).
+# NumPy's number of the type bfloat16, once an array of it was seen: another package brings it (see _checks.py).
 cdef int bfloat16_number = -1
 
 
@@ -576,39 +390,12 @@ cdef bint may_meet(int query, int key, bint scaled) noexcept:
     return query == cnp.NPY_DOUBLE and key == cnp.NPY_FLOAT or not is_half(query) and is_half(key)
 
 
-cdef bint is_plain(cnp.ndarray query, cnp.ndarray key, cnp.ndarray value, bint scaled) noexcept:
-    """Equal ranks of 2 to 4, native dtypes of ours, sizes that fit without broadcasting, query in C order."""
-    cdef int n = cnp.PyArray_NDIM(query), axis
-    cdef int type_num = cnp.PyArray_TYPE(query)
-    if n < 2 or n > 4 or cnp.PyArray_NDIM(key) != n or cnp.PyArray_NDIM(value) != n:
-        return False
-    if cnp.PyArray_TYPE(key) != cnp.PyArray_TYPE(value) or not may_meet(type_num, cnp.PyArray_TYPE(key), scaled):
-        return False
-    if not (cnp.PyArray_ISCARRAY_RO(query) and cnp.PyArray_ISBEHAVED_RO(key) and cnp.PyArray_ISBEHAVED_RO(value)):
-        return False
-    for axis in range(n):
-        if cnp.PyArray_DIM(query, axis) == 0 or cnp.PyArray_DIM(value, axis) == 0:
-            return False
-    for axis in range(n - 1):
-        if cnp.PyArray_DIM(key, axis) != cnp.PyArray_DIM(value, axis):
-            return False
-    if cnp.PyArray_DIM(query, n - 1) != cnp.PyArray_DIM(key, n - 1):
-        return False
-    if n == 4 and cnp.PyArray_DIM(query, 0) != cnp.PyArray_DIM(key, 0):
-        return False
-    return n == 2 or cnp.PyArray_DIM(query, n - 3) % cnp.PyArray_DIM(key, n - 3) == 0
-
-
 # Below this many multiply-adds a call runs on the caller's thread: waking the others costs more than they save.
 cdef int64_t SMALL = 1 << 20
 
 
 cdef bint few_products(double batches, double heads, double q_len, double kv_len, double features) noexcept:
     return batches * heads * q_len * kv_len * features < SMALL  # as doubles: the product may not fit into 64 bits
-
-
-def is_small(batches, heads, q_len, kv_len, dim, value_dim):
-    return few_products(batches, heads, q_len, kv_len, dim + value_dim)
 
 
 cdef struct quantise_call:
@@ -665,49 +452,11 @@ def quantise(
     return call.finite
 
 
-def attend_plain(
-    Kernel kernel not None, query, key, value, bint causal, threads_of,
-    cnp.ndarray key_scale=None, cnp.ndarray value_scale=None, int group=0,
-):
-    """The whole of `attention` for arrays that need no normalising and no option but `causal`: None where that is
-    not so.  Nothing is checked here that _problem.py does not check too; this exists because a small call takes
-    less time than the checks in Python.  Scales are given with int8 (see `attend`), of as many axes."""
-    cdef sdpa_problem p
-    cdef cnp.ndarray out
-    cdef cnp.npy_intp shape[4]
-    cdef int n, axis, threads = 1
-    cdef int64_t end_shift
-    if type(query) is not cnp.ndarray or type(key) is not cnp.ndarray or type(value) is not cnp.ndarray:
-        return None
-    if not is_plain(query, key, value, key_scale is not None):
-        return None
-    memset(&p, 0, sizeof(p))
-    n = cnp.PyArray_NDIM(query)
-    set_sizes(&p, query, key)
-    p.value_dim = cnp.PyArray_DIM(value, n - 1)
-    for axis in range(n - 1):
-        shape[axis] = cnp.PyArray_DIM(query, axis)
-    shape[n - 1] = p.value_dim
-    out = cnp.PyArray_EMPTY(n, shape, cnp.PyArray_TYPE(query), 0)
-    p.query = array_of(query)
-    p.key = array_of(key)
-    p.value = array_of(value)
-    p.out = array_of(out)
-    if causal:
-        end_shift = p.kv_len - p.q_len + 1
-        p.end_shift = &end_shift
-    p.scale = 1 / sqrt(<double>p.dim)
-    if key_scale is not None:
-        set_scales(&p, array_of(key_scale), array_of(value_scale), group)
-    if not few_products(p.batches, p.heads, p.q_len, p.kv_len, p.dim + p.value_dim):
-        threads = threads_of(None)
-    run_all(&p, kernel, threads)
-    return out
-
-
 include "_core_backward.pxi"
 include "_core_linear.pxi"
 include "_core_pool.pxi"
-include "_core_pages.pxi"
 include "_core_rotary.pxi"
 include "_core_cache.pxi"
+include "_core_arguments.pxi"
+include "_core_inputs.pxi"
+include "_core_call.pxi"

@@ -174,16 +174,6 @@ cdef void differentiate_unit(const void *of, int64_t unit, char *scratch) noexce
     differentiate(call.p, call.kernel, &work, call.plan.bundle, scratch)
 
 
-cdef int64_t own_batches(cnp.ndarray array) noexcept:
-    """How many batches have numbers of their own, where the others repeat them."""
-    cdef int64_t batches = 1
-    cdef int axis
-    for axis in range(cnp.PyArray_NDIM(array) - 3):
-        if cnp.PyArray_STRIDE(array, axis) != 0:
-            batches *= cnp.PyArray_DIM(array, axis)
-    return batches
-
-
 cdef bint has_own_bias(const sdpa_problem *p, int64_t batches) noexcept:
     """Whether no two pairs share a number of the bias, which differs by so many batches."""
     cdef const sdpa_array *bias = &p.grad_bias
@@ -266,30 +256,3 @@ cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int64_t bias_b
         if bias_units:
             share(&c, differentiate_bias, &call, bias_units, BY_CHUNKS, 1, 0)
     return dismiss(&c)
-
-
-def attend_backward(
-    Kernel kernel not None, query, key, value, *, out, lse, cnp.ndarray grad_out not None, cnp.ndarray grad_lse,
-    cnp.ndarray grad_query not None, cnp.ndarray grad_key not None, cnp.ndarray grad_value not None,
-    cnp.ndarray grad_bias, cnp.ndarray delta, mask, bias, begin_shift, end_shift, q_offset, kv_lengths,
-    double scale, double softcap, alibi_slopes, int threads, q_starts=None, k_starts=None,
-):
-    """Checked arguments in, as for `attend`; out and lse are inputs here.  The gradients filled.
-
-    lse, grad_lse : (B, H, M, 1), of the dtype of sums; grad_lse may be None.
-    grad_query, grad_key, grad_value : like query, key and value, in their dtype or that of sums.  Of sequences that are
-        empty, or shorter than their room, rows are left as they are: there they must be zeros.
-    grad_bias : zeros of the dtype of sums, in a view that repeats them where `bias` was broadcast: it is added to.
-        Axes before the heads along which it was come before the others, in all arrays.
-    delta : None, or (B, H, M, 1), of the dtype of sums: filled with what csrc/backward.h calls so.
-    """
-    cdef sdpa_problem p
-    cdef list tables = []
-    take_arguments(&p, tables, query, key, value, out, None, lse, mask, bias, begin_shift, end_shift, q_offset,
-                   kv_lengths, scale, softcap, alibi_slopes, q_starts, k_starts)
-    p.grad_out, p.grad_lse = with_batches(grad_out, tables), array_if(grad_lse, tables)
-    p.grad_query, p.grad_key = with_batches(grad_query, tables), with_batches(grad_key, tables)
-    p.grad_value = with_batches(grad_value, tables)
-    p.grad_bias, p.delta = array_if(grad_bias, tables), array_if(delta, tables)
-    bias_batches = 1 if grad_bias is None else own_batches(grad_bias)
-    run_backward(&p, kernel.isa.kernel[purpose_of(&p)][0], bias_batches, threads)

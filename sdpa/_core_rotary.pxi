@@ -99,13 +99,13 @@ def rotates_alone(cnp.ndarray x not None):
 
 
 def holds_floats(cnp.ndarray x not None):
-    """Whether x has a dtype of ours that is known already: a quicker yes than that of _problem.py."""
+    """Whether x has a dtype of ours that is known already: a quicker yes than that of _checks.py."""
     cdef int type_num = cnp.PyArray_TYPE(x)
     return cnp.PyArray_ISNOTSWAPPED(x) and (
         type_num in (cnp.NPY_FLOAT, cnp.NPY_DOUBLE, cnp.NPY_FLOAT16) or type_num == bfloat16_number)
 
 
-cdef bint are_apart(cnp.ndarray a, cnp.ndarray b) noexcept:
+cdef bint are_apart_(cnp.ndarray a, cnp.ndarray b) noexcept:
     """Both in C order."""
     cdef char *a_at = cnp.PyArray_BYTES(a)
     cdef char *b_at = cnp.PyArray_BYTES(b)
@@ -114,11 +114,11 @@ cdef bint are_apart(cnp.ndarray a, cnp.ndarray b) noexcept:
 
 def takes_rotated(cnp.ndarray out not None, cnp.ndarray x not None, cnp.ndarray positions):
     """Whether `out` is x, or like x and apart from it: where all is in C order, a quicker yes than that of
-    _problem.py."""
+    _checks.py."""
     cdef int axis
     if not cnp.PyArray_ISCARRAY(out) or not cnp.PyArray_IS_C_CONTIGUOUS(x):
         return False
-    if positions is not None and not (cnp.PyArray_IS_C_CONTIGUOUS(positions) and are_apart(out, positions)):
+    if positions is not None and not (cnp.PyArray_IS_C_CONTIGUOUS(positions) and are_apart_(out, positions)):
         return False
     if out is x:
         return True
@@ -127,7 +127,7 @@ def takes_rotated(cnp.ndarray out not None, cnp.ndarray x not None, cnp.ndarray 
     for axis in range(cnp.PyArray_NDIM(x)):
         if cnp.PyArray_DIM(out, axis) != cnp.PyArray_DIM(x, axis):
             return False
-    return are_apart(out, x)
+    return are_apart_(out, x)
 
 
 def all_below(cnp.ndarray numbers not None, double limit):

@@ -1,12 +1,10 @@
 """What a call would do, and why."""
 
-import inspect
 import math
 from typing import NamedTuple
 
-from . import _kernels
-from ._forward import attention
-from ._problem import Problem, flag
+from . import _core, _kernels
+from ._forward import ATTENTION
 
 
 class Explanation(NamedTuple):
@@ -29,6 +27,9 @@ class Explanation(NamedTuple):
         return "\n".join(fields + [f"{'because' if i == 0 else '':16}{reason}" for i, reason in enumerate(self.why)])
 
 
+EXPLAINED = ATTENTION._replace(function="explain")
+
+
 def explain(query, key, value, **options):
     """Which kernel a call of `attention` with these arguments uses, its blocks, threads, work, and the reasons.
 
@@ -40,34 +41,28 @@ def explain(query, key, value, **options):
     >>> sdpa.explain(x, x, x).flops
     536870912
     """
-    unknown = set(options) - set(inspect.signature(attention).parameters)
-    if unknown:
-        raise TypeError(f"explain has no option {', '.join(sorted(unknown))}: its options are those of attention")
-    given = {name: option for name, option in options.items() if name not in ("out", "return_lse")}
-    flag("return_lse", options.get("return_lse", False))
-    problem = Problem(query, key, value, **given)
     kernel = _kernels.default
-    plan = problem.plan(kernel)
-    pairs = problem.visible_pairs()
-    dim, value_dim = problem.query.shape[-1], problem.value_dim
-    distinct = {name: problem.inputs[name].nbytes for name in ("query", "key", "value")}
-    out_bytes = math.prod((*problem.lead, problem.heads, problem.q_len, value_dim)) * problem.dtype.itemsize
+    call = _core.plan_call(kernel, query, key, value, options, EXPLAINED)
+    plan, pairs = call.plan(), call.visible_pairs()
+    dim, value_dim = call.query.shape[-1], call.value.shape[-1]
+    given = sum(array.nbytes for array in (call.query, call.key, call.value))
+    out_bytes = math.prod(call.result_axes_of(value_dim)) * call.query.itemsize
     return Explanation(
         kernel=kernel.name,
         engine="few rows: features in lanes" if plan.few_rows else "many rows: rows in lanes",
-        dtype=str(problem.dtype),
+        dtype=str(call.query.dtype),
         rows_per_task=plan.rows,
         keys_per_block=plan.keys,
         tasks=plan.tasks,
         threads=plan.threads,
         flops=2 * pairs * (dim + value_dim),
-        bytes=sum(distinct.values()) + out_bytes,
+        bytes=given + out_bytes,
         scratch_bytes=plan.scratch_bytes,
-        why=tuple(_reasons(problem, kernel, plan)),
+        why=tuple(_reasons(call, kernel, plan)),
     )
 
 
-def _reasons(problem, kernel, plan):
+def _reasons(call, kernel, plan):
     best = _kernels.kernels()[0]
     if kernel.name == best:
         yield f"{kernel.name} is the best kernel that this CPU runs"
@@ -76,7 +71,7 @@ def _reasons(problem, kernel, plan):
     if plan.few_rows:
         yield "few rows share a key/value head: memory is the limit, so K and V are read once, features in lanes"
     else:
-        yield f"a vector holds {plan.lanes} rows of {problem.dtype}, a task up to {plan.most_rows} rows"
+        yield f"a vector holds {plan.lanes} rows of {call.query.dtype}, a task up to {plan.most_rows} rows"
     if plan.pairs:
         yield f"pairs of bfloat16 are multiplied; V is interleaved a block at a time, for {plan.bundle} tasks at once"
     elif plan.converted:
@@ -84,12 +79,12 @@ def _reasons(problem, kernel, plan):
     if plan.parts > 1:
         shared = ", shared by the threads," if plan.parts_shared else ""
         yield f"the keys are cut into {plan.parts} parts{shared} that are summed on their own and then joined"
-    if plan.threads == 1 and problem.threads == 1:
+    if plan.threads == 1 and call.threads == 1:
         yield "one thread: the call is small, or one was asked for"
-    elif plan.threads < problem.threads:
-        yield f"there are {plan.tasks} tasks for {problem.threads} threads"
+    elif plan.threads < call.threads:
+        yield f"there are {plan.tasks} tasks for {call.threads} threads"
     else:
-        yield f"{problem.threads} threads may be used"
-    group = problem.heads // max(problem.key.shape[-3], 1)
+        yield f"{call.threads} threads may be used"
+    group = call.heads // max(call.kv_heads, 1)
     if group > 1:
         yield f"the {group} query heads of a key/value head share its tasks, so K and V are read once for all"

@@ -1,15 +1,25 @@
 """The functions people call for a result."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
-from . import _core, _kernels, _threads
-from ._problem import Problem, _float_array, check_out, flag, is_float, plain_array, sum_dtype
+from . import _core, _kernels
+from ._checks import check_out, flag, float_array, is_float, plain_array, sum_dtype
+from ._options import AttentionOptions, InputOptions, takes
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+    from typing_extensions import Unpack
 
 
-def attention(
-    query, key, value, *, mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
-    scale=None, softcap=None, sinks=None, alibi_slopes=None, return_lse=False, out=None, threads=None,
-):  # fmt: skip
+ATTENTION = takes("attention", AttentionOptions)
+
+
+@ATTENTION
+def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unpack[AttentionOptions]) -> Any:
     """Softmax-weighted mean of `value`, weighted by how well `query` matches `key`.
 
     Axes: B batch, H query heads, G key/value heads (H a multiple of G), M queries, N keys, D and E sizes of a key and
@@ -18,8 +28,8 @@ def attention(
         query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)    out : (B, H, M, E)
 
     With 2 axes B and H are 1 and absent, with 3 B is; more leading axes, up to 32 axes in all, are batches; leading
-    axes broadcast.  float16, ml_dtypes.bfloat16, float32 or float64; key and value may be narrower than query, but
-    float16 and bfloat16 do not meet.  Sums and softmax are float32 at least.  The result has the dtype of query and is
+    axes broadcast. float16, ml_dtypes.bfloat16, float32 or float64; key and value may be narrower than query, but
+    float16 and bfloat16 do not meet. Sums and softmax are float32 at least. The result has the dtype of query and is
     laid out like it.
 
     Scores are `scale * (query . key)`, then `softcap * tanh(score / softcap)`, then `+ bias`, then
@@ -27,24 +37,7 @@ def attention(
 
     Parameters
     ----------
-    mask : boolean, broadcast to (B, H, M, N).  True: may attend.
-    bias : floating, broadcast to (B, H, M, N).  Added to the scores; -inf hides a key.
-    causal : query i stands at position `i + q_offset` and sees keys up to there.  With M = 2 and N = 4
-
-            1 1 1 0
-            1 1 1 1
-
-    window : (left, right).  Sees keys from `position - left` to `position + right`; None: no bound.
-    q_offset : int, or one per batch.  Default N - M, with kv_lengths kv_lengths - M: the last query sees the last key.
-    kv_lengths : (B), int.  Keys at and past the length do not exist.
-    scale : default 1 / sqrt(D).
-    softcap : bounds the scores to (-softcap, softcap).
-    sinks : (H).  One more logit in the denominator, with no value; neither scaled nor capped.
-    alibi_slopes : (H) or (B, H).
-    return_lse : also return the logarithm of the sum of exp(score), (B, H, M); natural, float32 (float64 for float64).
-    out : the array to fill and return.  It must not overlap an input.  One of a wider dtype than query takes the result
-        as it was summed, unrounded: for partial results that are merged, and for gradients.
-    threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
+    {options}
 
     Returns
     -------
@@ -56,25 +49,14 @@ def attention(
     >>> sdpa.attention(np.array([[1.0]]), key, np.array([[8.0], [4.0]]))
     array([[5.]])
     """
-    if (
-        mask is None and bias is None and window is None and q_offset is None and kv_lengths is None
-        and scale is None and softcap is None and sinks is None and alibi_slopes is None and out is None
-        and threads is None and return_lse is False and (causal is False or causal is True)
-    ):  # fmt: skip
-        result = _core.attend_plain(_kernels.default, query, key, value, causal, _threads.count)
-        if result is not None:
-            return result
-    problem = Problem(
-        query, key, value, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
-        kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=threads,
-    )  # fmt: skip
-    return problem.result(_kernels.default, out, return_lse)
+    return _core.attention(_kernels.default, query, key, value, options, ATTENTION)
 
 
-def attention_weights(
-    query, key, *, mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
-    scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None,
-):  # fmt: skip
+ATTENTION_WEIGHTS = takes("attention_weights", InputOptions)
+
+
+@ATTENTION_WEIGHTS
+def attention_weights(query: ArrayLike, key: ArrayLike, **options: Unpack[InputOptions]) -> NDArray[Any]:
     """The probabilities (B, H, M, N) with which `attention` weighs the values; options as there.
 
     They take B * H * M * N numbers, which `attention` itself never holds.  With sinks a row sums to less than 1; the
@@ -84,13 +66,7 @@ def attention_weights(
     >>> sdpa.attention_weights(np.array([[1.0]]), np.array([[0.0], [np.log(3.0)]]))
     array([[0.25, 0.75]])
     """
-    problem = Problem(
-        query, key, mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset,
-        kv_lengths=kv_lengths, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=threads,
-    )  # fmt: skip
-    weights = np.zeros((*problem.lead, problem.heads, problem.q_len, problem.kv_len), problem.dtype)
-    problem.run(_kernels.default, weights=weights)
-    return problem.trim(weights)
+    return _core.attention_weights(_kernels.default, query, key, options, ATTENTION_WEIGHTS)
 
 
 def merge(outs, lses, *, out=None):
@@ -126,7 +102,7 @@ def _parts(name, given):
         parts = list(given)
     except TypeError:
         raise TypeError(f"{name} is {given!r}: it must be a sequence of arrays, one for each part") from None
-    return [_float_array(name, part, fewest_axes=0) for part in parts]
+    return [float_array(name, part, fewest_axes=0) for part in parts]
 
 
 def _numbered(name, parts):
@@ -175,20 +151,27 @@ def scaled_dot_product_attention(
     enable_gqa : must be True where query has more heads than key and value.
     dropout_p : must be 0: this library has no random numbers.
     """
-    if np.ndim(dropout_p) or dropout_p != 0:
+    if (type(dropout_p) is not float and np.ndim(dropout_p)) or dropout_p != 0:
         raise ValueError(f"dropout_p is {dropout_p}: dropout is not offered, it must be 0")
     is_causal, enable_gqa = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
     if is_causal and attn_mask is not None:
         raise ValueError("is_causal is True and attn_mask is given: only one of them may be")
-    query, key, value = _float_array("query", query), _float_array("key", key), _float_array("value", value)
-    heads = [x.shape[-3] if x.ndim > 2 else 1 for x in (query, key, value)]
-    if len(set(heads)) > 1 and not enable_gqa:
+    arrays = [
+        x if type(x) is np.ndarray else float_array(name, x)
+        for name, x in (("query", query), ("key", key), ("value", value))
+    ]
+    heads = [x.shape[-3] if x.ndim > 2 else 1 for x in arrays]
+    if not heads[0] == heads[1] == heads[2] and not enable_gqa:
         raise ValueError(f"query, key and value have {heads} heads: they must be equal unless enable_gqa is True")
-    if attn_mask is None:
-        return attention(query, key, value, causal=is_causal, q_offset=0 if is_causal else None, scale=scale)
-    attn_mask = plain_array("attn_mask", attn_mask)
-    if attn_mask.dtype != np.bool_ and not is_float(attn_mask.dtype):
-        raise TypeError(f"attn_mask has dtype {attn_mask.dtype}: it must be boolean, or floating to be added")
-    kind = "mask" if attn_mask.dtype == np.bool_ else "bias"
-    problem = Problem(query, key, value, scale=scale, **{kind: attn_mask, f"{kind}_name": "attn_mask"})
-    return problem.result(_kernels.default, None, False)
+    options = {"scale": scale}
+    if is_causal:
+        options |= {"causal": True, "q_offset": 0}
+    if attn_mask is not None:
+        attn_mask = plain_array("attn_mask", attn_mask)
+        if attn_mask.dtype != np.bool_ and not is_float(attn_mask.dtype):
+            raise TypeError(f"attn_mask has dtype {attn_mask.dtype}: it must be boolean, or floating to be added")
+        options["mask" if attn_mask.dtype == np.bool_ else "bias"] = attn_mask
+    return _core.attention(_kernels.default, *arrays, options, AS_TORCH)
+
+
+AS_TORCH = ATTENTION._replace(said={"mask": "attn_mask", "bias": "attn_mask"})

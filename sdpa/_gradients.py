@@ -1,6 +1,9 @@
 """What `attention_backward` returns, that of the library and that of the oracle."""
 
+import itertools
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Gradients(NamedTuple):
@@ -12,3 +15,38 @@ class Gradients(NamedTuple):
     value: Any
     bias: Any = None
     sinks: Any = None
+
+
+def summed(grad, given):
+    """`grad`, summed over the axes along which `given` was broadcast, in its dtype."""
+    shape = (1,) * (grad.ndim - given.ndim) + given.shape
+    axes = tuple(i for i, (size, whole) in enumerate(zip(shape, grad.shape)) if size == 1 != whole)
+    with np.errstate(over="ignore", invalid="ignore"):
+        grad = grad.sum(axis=axes, keepdims=True) if axes else grad
+        return grad.reshape(given.shape).astype(given.dtype, copy=False)
+
+
+def of_sinks(given, sinks, out, lse, delta, grad_lse, q_starts):
+    """The gradient of the sinks that were `given`: as they are used, `sinks` (lead, H).  With sequences, which begin at
+    q_starts, these are (S, H), and the other arrays have rows first."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if q_starts is None:
+            slopes = sink_slopes(sinks.reshape(*lse.shape[:-1], 1), out, lse, delta, grad_lse)
+            grad = slopes.sum(axis=-1).reshape(sinks.shape)
+        else:
+            slopes = sink_slopes(np.repeat(sinks, np.diff(q_starts), axis=0), out, lse, delta, grad_lse)
+            grad = np.zeros(sinks.shape)
+            for b, (first, end) in enumerate(itertools.pairwise(q_starts)):
+                grad[b] = slopes[first:end].sum(axis=0)
+    given = np.asarray(given)
+    return summed(grad, given.astype(np.float64) if given.dtype.kind in "iu" else given)
+
+
+def sink_slopes(sinks, out, lse, delta, grad_lse):
+    """A sink is a key whose value is 0: of each row exp(sink - lse) (0 - delta).  Of a row that saw the sink alone
+    grad_out does not count, NaN included."""
+    odd = ~np.isfinite(delta) & (lse == sinks.astype(lse.dtype))
+    if odd.any():
+        blind = odd & (out == 0).all(axis=-1)
+        delta[blind] = 0 if grad_lse is None else -grad_lse[blind]
+    return np.where(np.isneginf(lse), 0, np.exp(sinks - lse) * -delta.astype(np.float64))

@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from ._checks import FLOATS, is_float, plain_array
 from ._forward import attention, attention_weights, merge
 from ._layer_parts import joined
 from ._linear import Linear
 from ._paged import PagedKVCache
-from ._problem import FLOATS, is_float, plain_array
 from ._rotary import LIMIT, rotary
 
 

@@ -8,9 +8,9 @@ count)`, the positions of rows that begin at `first`, as `rotary` takes them; an
 import numpy as np
 
 from ._cache import KVCache
+from ._checks import lengths_of, rows_of, whole_numbers
 from ._forward import attention, attention_weights
 from ._paged import PagedKVCache
-from ._problem import _lengths, _whole_numbers
 
 
 def keys_for(cache, sequences, cu_seqlens, *, x, context, kv_lengths, layer):
@@ -22,7 +22,7 @@ def keys_for(cache, sequences, cu_seqlens, *, x, context, kv_lengths, layer):
                 raise ValueError(f"{name} is {given!r}: without a PagedKVCache as cache it must be None")
     own = context is None
     if kv_lengths is not None and not isinstance(cache, PagedKVCache):
-        kv_lengths = _lengths(kv_lengths, (len(x),), (x if own else context).shape[1])
+        kv_lengths = lengths_of(kv_lengths, (len(x),), (x if own else context).shape[1])
     if cache is None:
         return CallKeys(own, kv_lengths, len(x))
     if not isinstance(cache, (KVCache, PagedKVCache)):
@@ -46,7 +46,7 @@ def _places(first, count, batch):
     """Positions of `count` rows: of the first one, if it is the same in all batches, else (B, count)."""
     if type(first) is int:
         return first
-    first = _whole_numbers("q_offset", first, (batch,))
+    first = whole_numbers("q_offset", first, (batch,))
     if not first.size or (first == first[0]).all():
         return int(first[0]) if first.size else 0
     return first[:, None] + np.arange(count)
@@ -147,7 +147,7 @@ class PagedKeys:
             raise ValueError(f"kv_lengths is {kv_lengths}: with a PagedKVCache it must be None")
         self.cache = cache
         one, self.sequences, states = cache._find_all(sequences)
-        begins = cache._starts("cu_seqlens", cu_seqlens, "x", rows, len(states), one)
+        begins = rows_of("cu_seqlens", cu_seqlens, "x", rows, len(states), one)
         self.counts = np.diff(begins)
         self.within = np.arange(rows) - np.repeat(begins[:-1], self.counts)
         self.begins = None if (self.counts == 1).all() else begins  # the default, which has a shorter way
@@ -155,7 +155,7 @@ class PagedKeys:
         self.before = np.array([state.length for state in states], np.int64)
 
     def places(self, first, count):
-        return np.repeat(_whole_numbers("q_offset", first, self.before.shape), self.counts) + self.within
+        return np.repeat(whole_numbers("q_offset", first, self.before.shape), self.counts) + self.within
 
     def append(self, key, value):
         self.snapshot = self.cache._pool.snapshot(self.states)

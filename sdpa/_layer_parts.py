@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ._problem import FLOATS, is_float, plain_array, sum_dtype
+from ._checks import FLOATS, is_float, plain_array, sum_dtype
 from ._rotary import rotary
 
 ROTARY = ("base", "interleaved", "dim")

@@ -1,12 +1,24 @@
 """Keys and values of many sequences in one pool of pages."""
 
+from __future__ import annotations
+
 import operator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core, _kernels, _threads
-from ._problem import FLOATS, _float_array, is_float
-from ._varlen import attend_packed, packed_rows, starts
+from . import _core, _kernels
+from ._checks import FLOATS, is_float, one_sequence, packed_rows, rows_of
+from ._options import AttentionOptions, takes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike
+    from typing_extensions import Unpack
+
+
+ATTEND = takes("attend", AttentionOptions, causal=True)
 
 
 class PagedKVCache:
@@ -149,14 +161,14 @@ class PagedKVCache:
         value = self._tokens("value", value, self.value_dim, one)
         if len(key) != len(value):
             raise ValueError(f"key has {len(key)} tokens and value {len(value)}: they must have the same")
-        begins = self._starts("cu_seqlens", cu_seqlens, "key", len(key), len(states), one)
+        begins = rows_of("cu_seqlens", cu_seqlens, "key", len(key), len(states), one)
         self._pool.append(states, begins, key, value)
 
+    @ATTEND
     def attend(
-        self, query, sequences, *, cu_seqlens_q=None,
-        mask=None, bias=None, causal=True, window=None, q_offset=None, kv_lengths=None,
-        scale=None, softcap=None, sinks=None, alibi_slopes=None, return_lse=False, out=None, threads=None,
-    ):  # fmt: skip
+        self, query: ArrayLike, sequences: int | Sequence[int], *, cu_seqlens_q: ArrayLike | None = None,
+        **options: Unpack[AttentionOptions],
+    ) -> Any:  # fmt: skip
         """`attention` of queries over the keys of their sequences, long and short, with many queries and with one.
 
         One sequence: query (H, M, D), result (H, M, E), lse (H, M).  A list of S sequences: query (T, H, D), packed,
@@ -178,42 +190,8 @@ class PagedKVCache:
         [1.0, 2.0, 3.0, 8.0]
         """
         one, _, states = self._find_all(sequences)
-        plain = (
-            mask is None and bias is None and window is None and q_offset is None and kv_lengths is None
-            and scale is None and softcap is None and sinks is None and alibi_slopes is None and out is None
-            and threads is None and return_lse is False and (causal is True or causal is False)
-            and cu_seqlens_q is None
-        )  # fmt: skip
-        if plain:
-            result = _core.attend_pages(
-                _kernels.default, query, self._pool.keys, self._pool.values, states, one, causal, _threads.count
-            )
-            if result is not None:
-                return result
-        query = _rows("query", query, one)
-        tokens, heads, dim = query.shape
-        if heads % self.kv_heads or dim != self.head_dim:
-            raise ValueError(
-                f"query has {heads} heads of size {dim}: the heads must be a multiple of the {self.kv_heads} of the "
-                f"cache, and the size {self.head_dim}"
-            )
-        packed_out = out
-        if one and isinstance(out, np.ndarray):
-            if out.shape != (heads, tokens, self.value_dim):
-                raise ValueError(f"out has shape {out.shape}: the result has {(heads, tokens, self.value_dim)}")
-            packed_out = out.swapaxes(0, 1)
-        result, lse = attend_packed(
-            query, self._pool.keys, self._pool.values, pages=_table(states), page_size=self.page_size,
-            q_starts=self._starts("cu_seqlens_q", cu_seqlens_q, "query", tokens, len(states), one),
-            k_counts=np.array([state.length for state in states], np.int64),
-            mask=mask, bias=bias, causal=causal, window=window, q_offset=q_offset, kv_lengths=kv_lengths, scale=scale,
-            softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, return_lse=return_lse,
-            out=packed_out, threads=threads, given={"cu_seqlens_q": cu_seqlens_q},
-        )  # fmt: skip
-        if one:
-            result, lse = result.swapaxes(0, 1), None if lse is None else lse.T
-        result = result if out is None else out
-        return (result, lse) if return_lse else result
+        keys, values = self._pool.keys, self._pool.values
+        return _core.attend_pages(_kernels.default, query, keys, values, states, one, cu_seqlens_q, options, ATTEND)
 
     # Sizes
 
@@ -259,7 +237,7 @@ class PagedKVCache:
 
     def _tokens(self, name, rows, size, one):
         """As (T, G, size), of the dtype of the cache, the last axis without gaps."""
-        rows = _rows(name, rows, one)
+        rows = one_sequence(name, rows).swapaxes(0, 1) if one else packed_rows(name, rows)
         if rows.shape[1:] != (self.kv_heads, size):
             given = f"{rows.shape[1]} heads of size {rows.shape[2]}"
             raise ValueError(f"{name} has {given}: the cache has {self.kv_heads} heads, and {size} is the size")
@@ -267,49 +245,11 @@ class PagedKVCache:
             rows = rows.astype(self.dtype, copy=False)
         return rows if rows.strides[2] == rows.itemsize else rows.copy()
 
-    def _starts(self, name, given, rows_name, rows, sequences, one):
-        """Where the rows of each sequence begin, and the end."""
-        if one and given is not None:
-            raise ValueError(f"{name} is {given}: with one sequence, all of {rows_name} is its own")
-        if one:
-            return np.array([0, rows], np.int64)
-        if given is None:
-            if rows != sequences:
-                raise ValueError(
-                    f"{rows_name} has {rows} rows for {sequences} sequences: without {name} each must have one"
-                )
-            return np.arange(sequences + 1, dtype=np.int64)
-        numbers = starts(name, given, rows_name, rows)
-        if len(numbers) != sequences + 1:
-            raise ValueError(f"{name} has {len(numbers)} numbers for {sequences} sequences: it must have one more")
-        return numbers
-
     def _new_pages(self, size):
         """(pages, G, page_size, size), where the rows of a head lie together: pages that follow each other are one run
         of memory then, which is read faster (see csrc/README.md).  Zeros, so that nobody reads NaN where nothing was
         written: they cost nothing before they are touched."""
         return np.zeros((self.kv_heads, self.pages, self.page_size, size), self.dtype).swapaxes(0, 1)
-
-
-def _table(states):
-    """Pages of each sequence, in rows as long as the longest."""
-    pages = [state.pages for state in states]
-    table = np.zeros((len(states), max(map(len, pages), default=0)), np.int64)
-    for row, numbers in zip(table, pages):
-        row[: len(numbers)] = numbers
-    return table
-
-
-def _rows(name, rows, one):
-    """Tokens first: of one sequence they are given heads first."""
-    if not one:
-        return packed_rows(name, rows)
-    rows = _float_array(name, rows)
-    if rows.ndim != 3:
-        raise ValueError(
-            f"{name} has shape {rows.shape}: for one sequence it must have three axes, (heads, tokens, size)"
-        )
-    return rows.swapaxes(0, 1)
 
 
 def _count(name, number, least=0):

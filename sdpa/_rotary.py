@@ -8,7 +8,7 @@ import operator
 import numpy as np
 
 from . import _core, _threads
-from ._problem import FLOATS, check_out, is_float, plain_array
+from ._checks import FLOATS, check_out, is_float, plain_array
 
 LIMIT = 2**53  # up to here float64 holds every whole number
 

@@ -1,6 +1,5 @@
 """What the tests of the engine share: kernels, arrays, layouts, and the unit in which errors are measured."""
 
-import math
 import os
 import subprocess
 import sys
@@ -281,18 +280,6 @@ LEADING = {
         x, (*x.shape[:1], 1, *x.shape[1:]), (*x.strides[:1], 10007 * x.itemsize, *x.strides[1:])
     ),
 }
-
-
-def counted(monkeypatch, name):
-    """The number of batches of each call of a function of the compiled module, from here on."""
-    batches, call = [], getattr(_core, name)
-
-    def counting(kernel, *, query, **arguments):
-        batches.append(math.prod(query.shape[:-3]))
-        return call(kernel, query=query, **arguments)
-
-    monkeypatch.setattr(_core, name, counting)
-    return batches
 
 
 # Other processes.

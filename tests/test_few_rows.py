@@ -26,7 +26,7 @@ from conftest import (
 from test_kernels import extra_memory
 
 import sdpa
-from sdpa import _core, _kernels, reference
+from sdpa import _cache, _core, _kernels, reference
 
 EACH_DTYPE = on_kernels(WIDE, HALF, half="best")
 EACH_ARITHMETIC = on_kernels({"float32": float32, "bfloat16": bfloat16}, half="best")
@@ -339,17 +339,16 @@ def dequantised(numbers, scales, group):
     return numbers * np.repeat(scales.astype(float64), group, axis=-1)[..., : numbers.shape[-1]]
 
 
-def core(query, key, value, *, key_scale, value_scale, group, threads=1, **options):
-    """`_core.attend` with only those options that are given, in its own terms: (out, lse)."""
-    absent = ("mask", "bias", "begin_shift", "end_shift", "q_offset", "kv_lengths", "sinks", "alibi_slopes")
-    lse = np.empty(query.shape[:-1], float64 if query.dtype == float64 else float32)
-    out = np.empty((*query.shape[:-1], value.shape[-1]), query.dtype)
-    given = dict.fromkeys(absent) | dict(scale=query.shape[-1] ** -0.5, softcap=0) | options
-    _core.attend(
-        _kernels.default, query, key, value=value, out=out, weights=None, lse=lse[..., None], threads=threads,
-        key_scale=key_scale, value_scale=value_scale, group=group, **given,
-    )  # fmt: skip
-    return out, lse
+def core(query, key, value, *, key_scale, value_scale, group, kv_lengths=None, **options):
+    """(out, lse) of a cache that holds just these numbers."""
+    sizes = key.shape[0], key.shape[1], key.shape[3]
+    cache = sdpa.KVCache(*sizes, value_dim=value.shape[3], dtype=np.int8, group=group)
+    cache.append(np.zeros(key.shape), np.zeros(value.shape))
+    rows = key.shape[2]
+    for array, given in zip(cache._now.arrays, (key, value, key_scale, value_scale)):
+        array[:, :, :rows] = given
+    options = dict(causal=False, return_lse=True) | options
+    return _core.attend_cache(_kernels.default, cache, query, rows, kv_lengths, None, options, _cache.ATTEND)
 
 
 def draw_problem(sizes, dtype, B=2, H=4, G=2, M=1, keys=N):
@@ -360,14 +359,13 @@ def draw_problem(sizes, dtype, B=2, H=4, G=2, M=1, keys=N):
     return (query, key, value), dict(key_scale=key_scale, value_scale=value_scale, group=group)
 
 
-def check_int8(arrays, scales, options, **given):
-    """`options` are those of `core`, and `given` what they are for the oracle."""
+def check_int8(arrays, scales, threads, **options):
     query, key, value = arrays
     key, value = (
         dequantised(x, scales[name], scales["group"]) for x, name in ((key, "key_scale"), (value, "value_scale"))
     )
-    out, lse = core(*arrays, **scales, **options)
-    judge(out, lse, query, key, value, **given)
+    out, lse = core(*arrays, **scales, threads=threads, **options)
+    judge(out, lse, query, key, value, **options)
 
 
 @EACH_INT8
@@ -375,27 +373,27 @@ def check_int8(arrays, scales, options, **given):
 def test_int8(kernel, dtype, sizes):
     for M, keys, threads in (1, 1, 1), (1, 127, 1), (1, 2050, 2), (2, 300, 2), (6, 300, 2), (37, 150, 2):
         arrays, scales = draw_problem(sizes, dtype, B=1, M=M, keys=keys)
-        check_int8(arrays, scales, dict(threads=threads))
+        check_int8(arrays, scales, threads)
 
 
-INT8_OPTIONS = {  # for the kernel, and for the oracle
-    "causal": (dict(end_shift=np.array([N // 2, N - 1])), dict(causal=True, q_offset=np.array([N // 2 - 1, N - 2]))),
-    "lengths": (dict(kv_lengths=np.array([700, N - 1])), dict(kv_lengths=np.array([700, N - 1]))),
-    "mask": ((lambda mask: (dict(mask=mask), dict(mask=mask)))(rng(1).random((2, 4, 2, N)) < 0.5)),
-    "bias": ((lambda bias: (dict(bias=bias), dict(bias=bias)))(rng(2).standard_normal((2, 4, 2, N)))),
-    "softcap": (dict(softcap=1.5), dict(softcap=1.5)),
-    "scale below 0": (dict(scale=-0.3), dict(scale=-0.3)),
-    "sinks": (dict(sinks=np.full((2, 4), 3.0)), dict(sinks=np.full(4, 3.0))),
-    "alibi": (dict(alibi_slopes=np.full((2, 4), 0.01)), dict(alibi_slopes=np.full(4, 0.01))),
+INT8_OPTIONS = {
+    "causal": dict(causal=True, q_offset=np.array([N // 2 - 1, N - 2])),
+    "lengths": dict(kv_lengths=np.array([700, N - 1])),
+    "mask": dict(mask=rng(1).random((2, 4, 2, N)) < 0.5),
+    "bias": dict(bias=rng(2).standard_normal((2, 4, 2, N))),
+    "softcap": dict(softcap=1.5),
+    "scale below 0": dict(scale=-0.3),
+    "sinks": dict(sinks=np.full(4, 3.0)),
+    "alibi": dict(alibi_slopes=np.full(4, 0.01)),
 }
 
 
 @EACH_INT8
-@pytest.mark.parametrize("options, given", INT8_OPTIONS.values(), ids=INT8_OPTIONS)
-def test_int8_with_options(kernel, dtype, options, given):
+@pytest.mark.parametrize("options", INT8_OPTIONS.values(), ids=INT8_OPTIONS)
+def test_int8_with_options(kernel, dtype, options):
     arrays, scales = draw_problem((64, 40, 32), dtype, M=2)
     for threads in 1, 2:
-        check_int8(arrays, scales, options | dict(threads=threads), **given)
+        check_int8(arrays, scales, threads, **options)
 
 
 @EACH_INT8
@@ -431,45 +429,6 @@ def test_bits_of_int8(kernel, dtype, sizes, M):
     of_head = {name: x[1:, 1:] for name, x in scales.items() if name != "group"}
     alone = core(arrays[0][1:, 2:], *[x[1:, 1:] for x in arrays[1:]], **of_head, group=scales["group"], threads=2)
     assert_both_same(alone, [x[1:, 2:] for x in expected])
-    rows = {name: np.repeat(x, 2, axis=2)[:, :, ::2] for name, x in scales.items() if name != "group"}  # strides
-    spread = [np.repeat(x, 2, axis=2)[:, :, ::2] for x in arrays[1:]]
-    assert_both_same(core(arrays[0], *spread, **rows, group=scales["group"]), expected)
-
-
-@EACH_INT8
-@pytest.mark.parametrize("M", [1, 20])
-@pytest.mark.parametrize("sizes", list(INT8.values())[::3], ids=list(INT8)[::3])
-def test_bits_of_int8_in_sequences(kernel, dtype, sizes, M):
-    """Packed, and in pages: as each alone."""
-    (query, key, value), scales = draw_problem(sizes, dtype, 1, M=3 * M, keys=5000)
-    counts, group = np.array([2200, 300, 2500]), scales["group"]
-    starts = np.cumsum([0, *counts])
-    rows = key, value, scales["key_scale"], scales["value_scale"]
-    alone = []
-    for b, (begin, end) in enumerate(itertools.pairwise(starts)):
-        of_b = [np.ascontiguousarray(x[:, :, begin:end]) for x in rows]
-        query_of_b = np.ascontiguousarray(query[:, :, b * M : (b + 1) * M])
-        alone.append(core(query_of_b, *of_b[:2], key_scale=of_b[2], value_scale=of_b[3], group=group))
-    expected = [np.concatenate(results, axis=2) for results in zip(*alone)]
-    where = dict(q_starts=np.arange(4) * M, kv_lengths=counts, q_offset=counts - M, group=group)
-    where = {name: np.asarray(x, np.int64) if name != "group" else x for name, x in where.items()}
-    for threads in 1, 2:
-        result = core(
-            query, key, value, **scales | where, k_starts=np.ascontiguousarray(starts[:-1], np.int64), threads=threads
-        )
-        assert_both_same(result, expected)
-    for page_size in 1, 16, 1000:
-        columns = -(-counts.max() // page_size)
-        table = rng(5).permutation(3 * columns).reshape(3, columns)
-        pools = [np.zeros((3 * columns, x.shape[1], page_size, x.shape[3]), x.dtype) for x in rows]
-        for b, (begin, count) in enumerate(zip(starts, counts)):
-            for pool, x in zip(pools, rows):
-                pool[table[b, np.arange(count) // page_size], :, np.arange(count) % page_size] = x[0][
-                    :, begin : begin + count
-                ].swapaxes(0, 1)
-        paged = dict(zip(("key_scale", "value_scale"), pools[2:]), pages=table.astype(np.int64), page_size=page_size)
-        for threads in 1, 2:
-            assert_both_same(core(query, *pools[:2], **where, **paged, threads=threads), expected)
 
 
 # Memory.

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .._problem import is_float
+from .._checks import is_float
 from . import _drawing
 
 CELL, LABELS, HEADING, SCALE = 15, 56, 24, 62  # CSS pixels: a cell, words beside the cells, a title, the scale below

@@ -1,0 +1,121 @@
+# Single arguments: a quick answer for what is as the kernels take it, that of _checks.py for the rest.  Part of
+# _core.pyx.
+
+cdef object count_threads = None  # of _threads.py, which imports this module
+
+cdef int64_t LONGEST = <int64_t>1 << 40  # size of a key or a value: sizes of scratch must not overflow
+
+
+cdef bint holds_our_floats(cnp.ndarray array) noexcept:
+    """Whether its dtype is one that can be computed with, and is known already."""
+    cdef int type_num = cnp.PyArray_TYPE(array)
+    if type_num == cnp.NPY_FLOAT or type_num == cnp.NPY_DOUBLE or type_num == cnp.NPY_FLOAT16:
+        return cnp.PyArray_ISNOTSWAPPED(array)
+    return type_num == bfloat16_number
+
+
+cdef int threads_of(given) except -1:
+    global count_threads
+    if count_threads is None:
+        from ._threads import count as count_threads
+    return count_threads(given)
+
+
+cdef cnp.ndarray floats(str name, given):
+    if type(given) is cnp.ndarray and holds_our_floats(given) and 2 <= cnp.PyArray_NDIM(given) <= MOST_LEADING + 3:
+        return given
+    return _checks.float_array(name, given)
+
+
+cdef object as_given(cnp.ndarray grad, cnp.ndarray given):
+    """The gradient of `given`, from that of what it was broadcast to."""
+    cdef int axis
+    if cnp.PyArray_TYPE(grad) != cnp.PyArray_TYPE(given) or cnp.PyArray_NDIM(grad) != cnp.PyArray_NDIM(given):
+        return _gradients.summed(grad, given)
+    for axis in range(cnp.PyArray_NDIM(given)):
+        if cnp.PyArray_DIM(grad, axis) != cnp.PyArray_DIM(given, axis):
+            return _gradients.summed(grad, given)
+    return grad
+
+
+cdef cnp.ndarray packed_rows(str name, given):
+    cdef cnp.ndarray array = floats(name, given)
+    if cnp.PyArray_NDIM(array) != 3:
+        raise ValueError(f"{name} has shape {shape_of(array)}: it must have three axes, (tokens, heads, size)")
+    return array
+
+
+cdef int sum_type(cnp.ndarray query) noexcept:
+    """Of sums, softmax and lse: no narrower than float32."""
+    return cnp.NPY_DOUBLE if cnp.PyArray_TYPE(query) == cnp.NPY_DOUBLE else cnp.NPY_FLOAT
+
+
+cdef tuple shape_of(cnp.ndarray array):
+    return (<object>array).shape
+
+
+cdef cnp.npy_intp size_at(cnp.ndarray array, int from_end) noexcept:
+    """1: of the last axis.  An axis that is not there has size 1."""
+    cdef int axis = cnp.PyArray_NDIM(array) - from_end
+    return cnp.PyArray_DIM(array, axis) if axis >= 0 else 1
+
+
+cdef ptrdiff_t step_of(cnp.ndarray array, int axis, cnp.npy_intp size, bint *fits) noexcept:
+    """The stride along an axis that is to have `size`; 0 where there is no such axis, or it is repeated."""
+    if axis < 0 or cnp.PyArray_DIM(array, axis) == 1:
+        return 0
+    if cnp.PyArray_DIM(array, axis) != size:
+        fits[0] = False
+    return cnp.PyArray_STRIDE(array, axis)
+
+
+cdef double number(str name, given) except? -1:
+    cdef double x
+    if type(given) is float or type(given) is int and -FAR < given < FAR:
+        x = given
+        if isfinite(x):
+            return x
+    return _checks.number(name, given)
+
+
+cdef object window_sides(window):
+    rule = "it must be (left, right), each a whole number or None"
+    if type(window) is tuple and len(window) == 2:
+        left, right = window
+        if (left is None or type(left) is int) and (right is None or type(right) is int):
+            return window
+    return _checks.sides(window)
+
+
+cdef int64_t shift_within(int64_t limit, int64_t offset, number) except? -1:
+    """offset + number, no farther than the limit, exact whatever their size."""
+    cdef int64_t small
+    if -FAR < offset < FAR and -FAR < number < FAR:
+        small = number
+        return max(-limit, min(limit, offset + small))
+    exact = <object>offset + number
+    return max(-limit, min(limit, exact))
+
+
+cdef bint are_apart(cnp.ndarray a, cnp.ndarray b) noexcept:
+    """Whether no byte from the first to the last of one lies among those of the other."""
+    cdef char *first[2]
+    cdef char *end[2]
+    reach(a, &first[0], &end[0])
+    reach(b, &first[1], &end[1])
+    return end[0] <= first[1] or end[1] <= first[0]
+
+
+cdef void reach(cnp.ndarray array, char **first, char **end) noexcept:
+    cdef int axis
+    cdef ptrdiff_t last
+    first[0] = end[0] = cnp.PyArray_BYTES(array)
+    if cnp.PyArray_SIZE(array) == 0:
+        return
+    end[0] += cnp.PyArray_ITEMSIZE(array)
+    for axis in range(cnp.PyArray_NDIM(array)):
+        last = (cnp.PyArray_DIM(array, axis) - 1) * cnp.PyArray_STRIDE(array, axis)
+        if last < 0:
+            first[0] += last
+        else:
+            end[0] += last

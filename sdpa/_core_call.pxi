@@ -1,0 +1,459 @@
+# One call: what it returns, its plan, and the functions by which it is made.  Part of _core.pyx.
+from typing import NamedTuple
+
+from . import _gradients
+
+cdef extern from "numpy/arrayobject.h":
+    cnp.ndarray PyArray_NewLikeArray(cnp.ndarray, cnp.NPY_ORDER, void *, int)
+
+
+class Plan(NamedTuple):
+    """How a call is cut for the threads."""
+
+    few_rows: bool
+    pairs: bool
+    converted: bool
+    lanes: int
+    most_rows: int
+    rows: int
+    keys: int
+    tasks: int
+    bundle: int
+    parts: int
+    parts_shared: bool
+    threads: int
+    scratch_bytes: int
+
+
+@cython.final
+cdef class Call(Inputs):
+    """Inputs, and what is done with them."""
+
+    cdef int result_axes(self, cnp.npy_intp columns, cnp.npy_intp *shape) noexcept:
+        """Fills `shape` with (lead, H, M, columns), without the axes that none of the inputs had, and without the last
+        where `columns` is -1.  Returns the number of axes."""
+        cdef int i, n = self.leading
+        for i in range(n):
+            shape[i] = self.lead[i]
+        if self.rows_first:
+            shape[n], shape[n + 1] = self.rows, self.p.heads
+            n += 2
+        else:
+            if self.rank > 2:
+                shape[n] = self.p.heads
+                n += 1
+            shape[n] = self.rows
+            n += 1
+        if columns >= 0:
+            shape[n] = columns
+            n += 1
+        return n
+
+    cdef tuple result_shape(self, cnp.npy_intp columns):
+        cdef cnp.npy_intp shape[MOST_LEADING + 3]
+        cdef int i, n = self.result_axes(columns, shape)
+        return tuple([shape[i] for i in range(n)])
+
+    cdef cnp.ndarray new_result(self, cnp.npy_intp columns, int type_num):
+        """In C order, uninitialised."""
+        cdef cnp.npy_intp shape[MOST_LEADING + 3]
+        cdef int n = self.result_axes(columns, shape)
+        return cnp.PyArray_EMPTY(n, shape, type_num, 0)
+
+    cdef cnp.ndarray take_out(self, given):
+        """The array for the result, in the layout of the query; or what was given for it, checked."""
+        cdef cnp.ndarray out, query = self.query
+        cdef int type_num = cnp.PyArray_TYPE(query), last = cnp.PyArray_NDIM(query) - 1
+        if given is not None:
+            out = self.checked_out(given)
+        elif cnp.PyArray_IS_C_CONTIGUOUS(query) or last + 1 < self.rank:
+            out = self.new_result(self.p.value_dim, type_num)
+        elif cnp.PyArray_DIM(query, last) == self.p.value_dim and self.batches_of_query():
+            out = PyArray_NewLikeArray(query, cnp.NPY_KEEPORDER, NULL, 0)
+        else:
+            out = np.empty_like(query, shape=self.result_shape(self.p.value_dim), subok=False)
+        self.place(out, self.p.heads, self.rows, self.p.value_dim, &self.p.out, self.rows_first)
+        return out
+
+    cdef bint batches_of_query(self) noexcept:
+        """Whether the query has all of them itself."""
+        cdef int i
+        for i in range(self.leading):
+            if cnp.PyArray_DIM(self.query, i) != self.lead[i]:
+                return False
+        return True
+
+    cdef cnp.ndarray checked_out(self, given):
+        cdef cnp.ndarray out, query = self.query
+        cdef bint apart
+        shape, inputs = self.result_shape(self.p.value_dim), self.inputs()
+        if (type(given) is cnp.ndarray and cnp.PyArray_ISCARRAY(given) and shape_of(given) == shape
+                and cnp.PyArray_TYPE(given) == cnp.PyArray_TYPE(query)):
+            out, apart = given, True
+            for array in inputs.values():
+                apart = apart and (array is None or are_apart(out, array))
+            if apart:
+                return out
+        _checks.check_out(given, shape, query.dtype, inputs)
+        return given
+
+    cdef dict inputs(self):
+        """What `out` must not overlap, by name."""
+        found = {"query": self.query, "key": self.key, "value": self.value} | self.beside
+        for name in ("mask", "bias", "q_offset", "kv_lengths", "sinks", "alibi_slopes"):
+            given = self.options.get(name)
+            if isinstance(given, np.ndarray):
+                found[name] = given
+        return found
+
+    # ----------------------------------------------------------------------------------------------------------- run
+
+    cdef int choose_threads(self) except -1:
+        cdef sdpa_problem *p = &self.p
+        if self.threads:
+            return 0
+        given = self.option("threads")
+        self.threads = 1
+        if given is not None or not few_products(
+                1 if self.sequences else p.batches, p.heads, self.rows, p.kv_len, self.products_of_score + p.value_dim):
+            self.threads = threads_of(given)
+        return 0
+
+    cdef object attend(self):
+        """The result, or (result, lse)."""
+        cdef sdpa_problem *p = &self.p
+        cdef cnp.ndarray out, lse = None
+        cdef bint return_lse = self.flag("return_lse")
+        given = self.option("out")
+        self.choose_threads()
+        self.all_taken()
+        out = self.take_out(given)
+        if return_lse:
+            lse = self.new_result(-1, sum_type(self.query))
+            self.place(lse, p.heads, self.rows, -1, &p.lse, self.rows_first)
+        if self.compares():
+            run_all(p, self.kernel, self.threads)
+        else:
+            out[...] = 0
+            if return_lse:
+                self.write_blind(lse)
+        return (out, lse) if return_lse else out
+
+    # ----------------------------------------------------------------------------------------------------- gradients
+
+    cdef cnp.ndarray given_result(self, str name, given, cnp.npy_intp columns, int type_num, sdpa_array *to):
+        """An array of the shape of the result, or of lse (columns -1), in the dtype that it must have."""
+        cdef cnp.npy_intp shape[MOST_LEADING + 3]
+        cdef int i, n = self.result_axes(columns, shape)
+        cdef cnp.ndarray array = given if type(given) is cnp.ndarray else _checks.plain_array(name, given)
+        if cnp.PyArray_TYPE(array) != type_num or not cnp.PyArray_ISNOTSWAPPED(array):
+            wanted = self.query.dtype if columns >= 0 else _checks.sum_dtype(self.query.dtype)
+            rule = f"it must be {wanted}{' or wider' if name == 'out' else ''}"
+            if name != "out" or not _checks.may_hold(array.dtype, wanted):  # wider: unrounded
+                raise TypeError(f"{name} has dtype {array.dtype}: for a query of {self.query.dtype} {rule}")
+        for i in range(n):
+            if cnp.PyArray_NDIM(array) != n or cnp.PyArray_DIM(array, i) != shape[i]:
+                raise ValueError(
+                    f"{name} has shape {shape_of(array)}: for these query, key and value it must be "
+                    f"{self.result_shape(columns)}"
+                )
+        self.place(array, self.p.heads, self.rows, columns, to, self.rows_first)
+        return array
+
+    cdef cnp.ndarray new_gradient(self, cnp.ndarray given, cnp.npy_intp heads, cnp.npy_intp rows, sdpa_array *to):
+        """An array for the gradient of `given`: like that; or, where it was broadcast and sums follow, of the whole
+        shape and in the dtype of sums."""
+        cdef cnp.ndarray grad
+        cdef cnp.npy_intp columns = size_at(given, 1)
+        if self.sequences:
+            grad = np.zeros_like(given, subok=False)
+        elif self.has_all_batches(given):
+            grad = PyArray_NewLikeArray(given, cnp.NPY_KEEPORDER, NULL, 0)
+        else:
+            grad = np.empty((*self.lead_shape(), heads, rows, columns), _checks.sum_dtype(self.query.dtype))
+        self.place(grad, heads, rows, columns, to, self.rows_first)
+        return grad
+
+    cdef bint has_all_batches(self, cnp.ndarray array) noexcept:
+        """Whether it was not broadcast along the leading axes."""
+        cdef int i
+        cdef int64_t batches = 1
+        for i in range(cnp.PyArray_NDIM(array) - 3):
+            batches *= cnp.PyArray_DIM(array, i)
+        return batches == self.p.batches
+
+    cdef object differentiate(self, grad_out, out, lse, grad_lse):
+        """The gradients of query, key, value, bias and sinks; None of what the call had not."""
+        cdef sdpa_problem *p = &self.p
+        cdef cnp.ndarray bias = None, grad_bias = None, delta = None
+        cdef int wide = sum_type(self.query), type_num = cnp.PyArray_TYPE(self.query)
+        grad_out = self.given_result("grad_out", grad_out, p.value_dim, type_num, &p.grad_out)
+        out = self.given_result("out", out, p.value_dim, type_num, &p.out)
+        lse = self.given_result("lse", lse, -1, wide, &p.lse)
+        if grad_lse is not None:
+            grad_lse = self.given_result("grad_lse", grad_lse, -1, wide, &p.grad_lse)
+        grads = (
+            self.new_gradient(self.query, p.heads, self.rows, &p.grad_query),
+            self.new_gradient(self.key, p.kv_heads, self.key_rows(), &p.grad_key),
+            self.new_gradient(self.value, p.kv_heads, self.key_rows(), &p.grad_value),
+        )
+        if self.bias is not None:
+            bias = self.bias
+            grad_bias = cnp.PyArray_ZEROS(cnp.PyArray_NDIM(bias), cnp.PyArray_DIMS(bias), wide, 0)
+            self.place(grad_bias, p.heads, self.rows, p.kv_len, &p.grad_bias)
+        if p.sinks != NULL:
+            delta = self.new_result(-1, wide)
+            delta.fill(0)
+            self.place(delta, p.heads, self.rows, -1, &p.delta, self.rows_first)
+        if self.compares() and p.q_len and p.kv_len and p.heads:
+            run_backward(p, self.kernel.isa.kernel[purpose_of(p)][0], self.batches_of_bias(), self.threads)
+        else:
+            for grad in grads:
+                grad.fill(0)
+            if delta is not None and grad_lse is not None:
+                np.negative(grad_lse, out=delta)
+        return _gradients.Gradients(
+            *[as_given(grad, given) for grad, given in zip(grads, (self.query, self.key, self.value))],
+            None if bias is None else as_given(grad_bias, bias),
+            None if delta is None else _gradients.of_sinks(
+                self.options["sinks"], self.sinks, out, lse, delta, grad_lse, self.q_starts()),
+        )
+
+    cdef object q_starts(self):
+        if not self.sequences:
+            return None
+        return np.array([self.p.q_starts[b] for b in range(self.p.batches + 1)])
+
+    cdef int64_t key_rows(self):
+        return cnp.PyArray_DIM(self.key, 0) if self.rows_first else self.p.kv_len
+
+    cdef int write_blind(self, lse) except -1:
+        """The lse of rows that see nothing: their sinks, or -inf."""
+        sinks = self.sinks
+        if sinks is None:
+            lse[...] = -np.inf
+        elif self.sequences:
+            lse[...] = np.repeat(sinks, np.diff(self.q_starts()), axis=0)
+        else:
+            lse[...] = sinks.reshape(*lse.shape[: lse.ndim - 1], 1)
+        return 0
+
+    cdef bint compares(self) noexcept:
+        """Whether there is anything to compare: without it every row sees nothing."""
+        cdef int64_t b
+        if not self.sequences:
+            return self.p.dim != 0
+        for b in range(self.p.batches):
+            if self.p.kv_lengths[b]:
+                return self.p.dim != 0 and self.p.heads != 0 and self.rows != 0
+        return False
+
+    # -------------------------------------------------------------------------------- for functions written in Python
+
+    @property
+    def heads(self):
+        return self.p.heads
+
+    @property
+    def kv_heads(self):
+        return self.p.kv_heads
+
+    @property
+    def scale(self):
+        return self.p.scale
+
+    @property
+    def sinks(self):
+        """(lead, H), or None."""
+        if self.p.sinks == NULL:
+            return None
+        return self.numbers_of(self.p.sinks)
+
+    cdef object numbers_of(self, const double *at):
+        """(lead, H), of which `at` is that of the first head of the first batch."""
+        cdef cnp.npy_intp shape[2]
+        shape[0], shape[1] = self.p.batches, self.p.heads
+        cdef cnp.ndarray found = cnp.PyArray_EMPTY(2, shape, cnp.NPY_DOUBLE, 0)
+        memcpy(cnp.PyArray_DATA(found), at, self.p.batches * self.p.heads * sizeof(double))
+        if self.sequences:
+            return found
+        lead = self.lead_shape()
+        order = [self.order[i] for i in range(self.leading)]
+        found = found.reshape([lead[axis] for axis in order] + [self.p.heads])
+        return found.transpose([order.index(axis) for axis in range(self.leading)] + [self.leading])
+
+    def project(self, cnp.ndarray query not None, cnp.ndarray key not None, double scale, const double[:, ::1] v):
+        """Scores become additive: of these projections (..., A) of query and key, and of v (H, A), below 2."""
+        self.keep((query, key, v))
+        self.p.dim, self.p.scale = v.shape[1], scale
+        self.p.v = &v[0, 0] if v.shape[0] and v.shape[1] else NULL
+        self.place(query, self.p.heads, self.p.q_len, self.p.dim, &self.p.query)
+        self.place(key, self.p.kv_heads, self.p.kv_len, self.p.dim, &self.p.key)
+
+    def result_axes_of(self, columns):
+        return self.result_shape(columns)
+
+    def finish(self):
+        return self.attend()
+
+    def visible_pairs(self):
+        """Pairs of query and key, over all heads, that causal, window and lengths leave visible."""
+        cdef sdpa_problem *p = &self.p
+        cdef int64_t b, query, begin, end, length, pairs = 0
+        for b in range(p.batches):
+            length = p.kv_len if p.kv_lengths == NULL else p.kv_lengths[b]
+            for query in range(p.q_len):
+                begin, end = 0, length
+                if p.begin_shift != NULL:
+                    begin = max(0, min(length, query + p.begin_shift[b * p.shift_step]))
+                if p.end_shift != NULL:
+                    end = max(0, min(length, query + p.end_shift[b * p.shift_step]))
+                pairs += max(0, end - begin)
+        return pairs * p.heads
+
+    def plan(self):
+        """How it is cut for the threads."""
+        cdef sdpa_problem *p = &self.p
+        cdef const sdpa_kernel *table = self.kernel.table(p)
+        cdef int chunk, threads = self.threads
+        cdef int64_t units, vectors, per_task, tasks
+        cdef sdpa_cut cut
+        p.fewest_rows, p.most_rows = 0, most_rows(p)
+        units = cut_into_units(p, table, &threads, &chunk)
+        if units:
+            cut = sdpa_find_unit(p, table, 0).cut
+        else:
+            cut.tasks = cut.bundles = cut.parts = 1
+        vectors = (p.most_rows + table.lanes - 1) // table.lanes
+        per_task = (vectors + cut.tasks - 1) // cut.tasks
+        few = table == self.kernel.isa.kernel[purpose_of(p)][1]
+        return Plan(
+            few_rows=few,
+            pairs=not few and table != self.kernel.isa.kernel[SDPA_FOR_FLOAT][0] and purpose_of(p) == SDPA_FOR_BFLOAT16,
+            converted=bool(table.copies(p)),
+            lanes=table.lanes,
+            most_rows=table.rows,
+            rows=min(p.most_rows, per_task * table.lanes),
+            keys=table.block_keys,
+            tasks=p.batches * p.kv_heads * cut.tasks if units else 0,
+            bundle=sdpa_largest_bundle(p, table),
+            parts=cut.parts,
+            parts_shared=bool(p.split),
+            threads=threads,
+            scratch_bytes=threads * scratch_bytes(p, table) + units * sums_bytes(p, table),
+        )
+
+
+cdef dict NOTHING = {}
+
+
+cdef Call open_call(Kernel kernel, dict options, known):
+    cdef Call call = Call.__new__(Call)
+    call.kernel, call.options, call.known, call.beside, call.left = kernel, options, known, NOTHING, len(options)
+    return call
+
+
+def attention(Kernel kernel not None, query, key, value, dict options not None, known):
+    cdef Call call = open_call(kernel, options, known)
+    call.take_arrays(query, key, value)
+    call.take_options()
+    return call.attend()
+
+
+def attention_varlen(
+    Kernel kernel not None, query, key, value, cu_seqlens_q, cu_seqlens_k, dict options not None, known
+):
+    cdef Call call = open_call(kernel, options, known)
+    call.take_packed(query, key, value, cu_seqlens_q, cu_seqlens_k)
+    call.take_options()
+    return call.attend()
+
+
+def attend_cache(
+    Kernel kernel not None, CacheBase cache not None, query, int64_t rows, lengths, q_offset, dict options not None,
+    known,
+):
+    """Attention to the first `rows` rows of a cache, of which batch b has lengths[b] (None: all)."""
+    cdef Call call = open_call(kernel, options, known)
+    call.take_cached(cache, query, rows)
+    call.own_lengths, call.own_offset = lengths, q_offset
+    call.take_options()
+    return call.attend()
+
+
+def cached_query(Kernel kernel not None, CacheBase cache not None, query):
+    """`query` as an array, checked."""
+    cdef Call call = open_call(kernel, NOTHING, None)
+    call.take_cached(cache, query, 0)
+    return call.query
+
+
+def attend_pages(
+    Kernel kernel not None, query, cnp.ndarray keys not None, cnp.ndarray values not None, list sequences not None,
+    bint one, cu_seqlens_q, dict options not None, known,
+):
+    cdef Call call = open_call(kernel, options, known)
+    call.take_pages(query, keys, values, sequences, one, cu_seqlens_q)
+    call.take_options()
+    return call.attend()
+
+
+def attention_weights(Kernel kernel not None, query, key, dict options not None, known):
+    cdef Call call = open_call(kernel, options, known)
+    cdef cnp.ndarray weights
+    call.take_arrays(query, key, None, True, False)
+    call.take_options()
+    call.choose_threads()
+    call.all_taken()
+    weights = call.new_result(call.p.kv_len, cnp.PyArray_TYPE(call.query))
+    weights.fill(0)
+    call.place(weights, call.p.heads, call.p.q_len, call.p.kv_len, &call.p.weights)
+    if call.p.dim:
+        run_all(&call.p, kernel, call.threads)
+    return weights
+
+
+def plan_call(Kernel kernel not None, query, key, value, dict options not None, known):
+    """A Call that has a plan; its results are not asked for."""
+    cdef Call call = open_call(kernel, options, known)
+    call.take_arrays(query, key, value)
+    call.take_options()
+    call.flag("return_lse")
+    call.option("out")
+    call.choose_threads()
+    call.all_taken()
+    return call
+
+
+def additive_call(Kernel kernel not None, query, key, value, int64_t features, dict options not None, known):
+    """A Call that waits for `project`."""
+    cdef Call call = open_call(kernel, options, known)
+    call.take_arrays(query, key, value, False)
+    call.take_options()
+    call.products_of_score = 5 * features  # measured: see the decisions of csrc/README.md
+    call.choose_threads()
+    return call
+
+
+def attention_backward(
+    Kernel kernel not None, grad_out, query, key, value, out, lse, grad_lse, dict options not None, known
+):
+    cdef Call call = open_call(kernel, options, known)
+    call.for_gradients = True
+    call.take_arrays(query, key, value)
+    call.take_options()
+    call.choose_threads()
+    call.all_taken()
+    return call.differentiate(grad_out, out, lse, grad_lse)
+
+
+def attention_varlen_backward(
+    Kernel kernel not None, grad_out, query, key, value, out, lse, cu_seqlens_q, cu_seqlens_k, grad_lse,
+    dict options not None, known,
+):
+    cdef Call call = open_call(kernel, options, known)
+    call.take_packed(query, key, value, cu_seqlens_q, cu_seqlens_k)
+    call.take_options()
+    call.choose_threads()
+    call.all_taken()
+    return call.differentiate(grad_out, out, lse, grad_lse)
