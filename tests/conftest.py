@@ -1,13 +1,17 @@
 """What the tests of the engine share: kernels, arrays, layouts, and the unit in which errors are measured."""
 
+import itertools
 import os
 import subprocess
 import sys
+import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import settings
 from ml_dtypes import bfloat16
 
 import sdpa
@@ -16,6 +20,53 @@ from sdpa import _core, _kernels, reference
 ROOT = Path(__file__).resolve().parent.parent
 inf, nan = np.inf, np.nan
 float16, float32, float64 = np.float16, np.float32, np.float64
+
+# Which cases of a test run.
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--cover", type=int, metavar="N",
+        help="of each test function run so many cases that each combination of N values of its parameters is in one",
+    )  # fmt: skip
+
+
+def pytest_collection_modifyitems(config, items):
+    strength = config.getoption("cover")
+    if strength is None:
+        return
+    functions = defaultdict(list)
+    for item in items:
+        functions[item.nodeid.partition("[")[0]].append(item)
+    kept = {item for cases in functions.values() for item in covering(cases, strength)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def covering(cases, strength):
+    """Some of the cases of a test function, the same each time, that hold each combination of `strength` values of its
+    parameters: first those with many that no other has, for which an order without a pattern is best."""
+    parts = {}
+    for case in cases:
+        values = list(enumerate(case.callspec.id.split("-"))) if hasattr(case, "callspec") else []
+        parts[case] = set(itertools.combinations(values, min(strength, len(values))))
+    cases = sorted(cases, key=lambda case: zlib.crc32(case.nodeid.encode()))
+    seen, kept = set(), []
+    for most in range(max(map(len, parts.values())), -1, -1):
+        for case in cases:
+            if len(parts[case] - seen) > most:
+                seen |= parts[case]
+                kept.append(case)
+    return kept
+
+
+settings.register_profile("few", max_examples=5)
+
+
+def examples(count):
+    """How many a property gets that has `count` of them without --hypothesis-profile."""
+    return max(1, count * settings().max_examples // 100)
+
 
 # A dtype, or that of query and that of key and value.
 WIDE = {"float32": float32, "float64": float64}

@@ -23,6 +23,7 @@ from conftest import (
     draw,
     eps,
     exactly,
+    examples,
     float16,
     float32,
     float64,
@@ -248,7 +249,7 @@ def test_each_of_what_flows_in(kernel, dtype):
 
 
 @EVERY_KERNEL
-@settings(PROPERTY, max_examples=250)
+@settings(PROPERTY, max_examples=examples(250))
 @given(problems(), st.booleans(), st.integers(1, 3), st.data())
 def test_any_problem(kernel, arrays_and_options, with_lse, threads, data):
     *arrays, options = arrays_and_options
@@ -975,7 +976,7 @@ def test_empty_axes_of_sequences(kernel, empty):
 
 
 @EVERY_KERNEL
-@settings(PROPERTY, max_examples=80)
+@settings(PROPERTY, max_examples=examples(80))
 @given(data=st.data())
 def test_any_sequences(kernel, data):
     choose = data.draw

@@ -18,6 +18,7 @@ from conftest import (
     WIDE,
     assert_same_bits,
     bfloat16,
+    examples,
     float16,
     float32,
     float64,
@@ -788,7 +789,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=120, stateful_step_count=25, deadline=None, database=None)
+TestAnyOrder.settings = settings(max_examples=examples(120), stateful_step_count=25, deadline=None, database=None)
 
 
 # Files.

@@ -16,6 +16,7 @@ from conftest import (
     bfloat16,
     eps,
     exactly,
+    examples,
     float16,
     float32,
     float64,
@@ -209,7 +210,7 @@ def test_positions():
     assert_close(layer(x, positions=1000), layer(x), 1e-11)  # only distances matter
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_combination(data):
     draw, few = data.draw, st.integers(1, 4)

@@ -9,6 +9,7 @@ from conftest import (
     arithmetic,
     bfloat16,
     exactly,
+    examples,
     float16,
     float32,
     float64,
@@ -29,7 +30,7 @@ LAYOUT = st.sampled_from(list(LAYOUTS.values()))
 SIDE = st.none() | st.integers(-3, 8) | st.sampled_from([-140, -60, 40, 100, 130, 300, 2**40])
 EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS, indirect=True)
 PROPERTY = settings(
-    max_examples=400, deadline=None, database=None,
+    max_examples=examples(400), deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 
@@ -95,7 +96,7 @@ def test_any_problem(kernel, problem, threads):
 
 
 @EVERY_KERNEL
-@settings(PROPERTY, max_examples=150)
+@settings(PROPERTY, max_examples=examples(150))
 @given(problems())
 def test_any_weights(kernel, problem):
     query, key, _, options = problem
@@ -110,7 +111,7 @@ def test_any_weights(kernel, problem):
 
 
 @EVERY_KERNEL
-@settings(PROPERTY, max_examples=150)
+@settings(PROPERTY, max_examples=examples(150))
 @given(problems(), st.sampled_from([np.nan, inf, -inf]))
 def test_keys_that_nobody_sees_may_hold_anything(kernel, problem, garbage):
     query, key, value, options = problem

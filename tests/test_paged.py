@@ -6,7 +6,20 @@ import pickle
 
 import numpy as np
 import pytest
-from conftest import HALF, WIDE, assert_same_bits, bfloat16, float16, float32, float64, inf, nan, on_kernels, rng
+from conftest import (
+    HALF,
+    WIDE,
+    assert_same_bits,
+    bfloat16,
+    examples,
+    float16,
+    float32,
+    float64,
+    inf,
+    nan,
+    on_kernels,
+    rng,
+)
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
@@ -561,7 +574,7 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, database=None)
+TestHistory.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None, database=None)
 
 
 # Errors.

@@ -17,6 +17,7 @@ from conftest import (
     assert_same_bits,
     bfloat16,
     exactly,
+    examples,
     float16,
     float32,
     float64,
@@ -193,7 +194,7 @@ SIDE = st.none() | st.integers(-3, 8) | st.sampled_from([-140, 40, 130, 2**40, -
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS, indirect=True)
 @settings(
-    max_examples=120, deadline=None, database=None,
+    max_examples=examples(120), deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
 @given(st.data())
