@@ -11,7 +11,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo 'make demo           a few calls against plain NumPy: the same numbers, and how much faster'
-	@echo 'make test           all tests'
+	@echo 'make test           all tests in minutes: the cases that cover each pair of parameters'
+	@echo 'make test-all       all tests with all cases'
 	@echo 'make bench          pytest-benchmark over the named workloads, this library alone (ARGS="-k decode")'
 	@echo 'make bench-peers    the benchmarks against other libraries, which it installs (ARGS="--only decode --html f.html")'
 	@echo 'make bench-compare  what the working tree changes in speed (BASE=HEAD~1 ARGS="--only prefill")'
@@ -41,7 +42,10 @@ demo: $(DONE)/built
 	@python -m sdpa demo
 
 test: $(DONE)/test
-	python -m pytest -n auto --dist loadfile
+	python -m pytest -n auto --dist worksteal --cover 2 --hypothesis-profile quick
+
+test-all: $(DONE)/test
+	python -m pytest -n auto --dist worksteal --hypothesis-profile thorough
 
 bench: $(DONE)/test
 	python -m pytest benchmarks/bench_attention.py $(ARGS)
@@ -75,4 +79,4 @@ format: $(DONE)/dev
 clean:
 	rm -rf .venv build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
 
-.PHONY: help demo test bench bench-peers bench-compare publish smoke lint format clean
+.PHONY: help demo test test-all bench bench-peers bench-compare publish smoke lint format clean

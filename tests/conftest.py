@@ -27,7 +27,7 @@ float16, float32, float64 = np.float16, np.float32, np.float64
 def pytest_addoption(parser):
     parser.addoption(
         "--cover", type=int, metavar="N",
-        help="of each test function run so many cases that each combination of N values of its parameters is in one",
+        help="of each test that is not slow run cases in which each combination of N values of its parameters occurs",
     )  # fmt: skip
 
 
@@ -37,6 +37,8 @@ def pytest_collection_modifyitems(config, items):
         return
     functions = defaultdict(list)
     for item in items:
+        if item.get_closest_marker("slow"):
+            continue
         functions[item.nodeid.partition("[")[0]].append(item)
     kept = {item for cases in functions.values() for item in covering(cases, strength)}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -49,7 +51,9 @@ def covering(cases, strength):
     parts = {}
     for case in cases:
         values = list(enumerate(case.callspec.id.split("-"))) if hasattr(case, "callspec") else []
-        parts[case] = set(itertools.combinations(values, min(strength, len(values))))
+        at_most = case.get_closest_marker("cover")
+        together = min(strength, len(values), *(at_most.args if at_most else ()))
+        parts[case] = set(itertools.combinations(values, together))
     cases = sorted(cases, key=lambda case: zlib.crc32(case.nodeid.encode()))
     seen, kept = set(), []
     for most in range(max(map(len, parts.values())), -1, -1):
@@ -60,6 +64,8 @@ def covering(cases, strength):
     return kept
 
 
+settings.register_profile("thorough", max_examples=100)
+settings.register_profile("quick", max_examples=20)
 settings.register_profile("few", max_examples=5)
 
 

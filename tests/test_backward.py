@@ -205,6 +205,7 @@ def test_everything_at_once(kernel, dtype):
     judge(run(call), call)
 
 
+@pytest.mark.cover(1)
 @EACH_DTYPE
 @pytest.mark.parametrize("name", ["nothing", "causal", "window", "mask of whole blocks", "bias of heads", "sinks"])
 def test_many_rows_and_keys(kernel, dtype, name):
@@ -268,6 +269,7 @@ def test_any_problem(kernel, arrays_and_options, with_lse, threads, data):
 # Differences of the engine's own results, in float64.
 
 
+@pytest.mark.cover(1)
 @EACH_OPTION
 def test_as_differences(kernel, name):
     inputs = dict(zip(FIELDS, draw(M=6, N=19, D=3, E=2, dtype=float64)))

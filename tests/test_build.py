@@ -30,7 +30,10 @@ for kernel in sdpa.kernels():
 print(json.dumps(sdpa.build_info()))
 """
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="the compilers are shell scripts here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name != "posix", reason="the compilers are shell scripts here"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,11 @@ SMALL = {
 }  # fmt: skip
 PHONE, DESK = 390, 1280
 CHROMIUM = shutil.which("chromium")
-in_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs the command chromium (Debian: apt install chromium)")
+NO_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="needs the command chromium (Debian: apt install chromium)")
+
+
+def in_browser(test):
+    return pytest.mark.slow(NO_CHROMIUM(test))
 
 
 @pytest.fixture(scope="module")

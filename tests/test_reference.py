@@ -8,7 +8,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import blind_lse
+from conftest import blind_lse, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
@@ -282,14 +282,14 @@ def problems(draw_one):
     return query, key, value, options
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(problems())
 def test_any_options(problem):
     query, key, value, options = problem
     assert_as_by_loops(query, key, value, **options)
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=examples(100), deadline=None, database=None)
 @given(problems(), st.sampled_from([nan, inf, -inf]))
 def test_keys_that_nobody_sees_may_hold_anything(problem, garbage):
     query, key, value, options = problem
