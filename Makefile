@@ -42,10 +42,10 @@ demo: $(DONE)/built
 	@python -m sdpa demo
 
 test: $(DONE)/test
-	python -m pytest -n auto --dist worksteal --cover 2 --hypothesis-profile quick
+	python -m pytest -n auto --dist loadfile --cover 2 --hypothesis-profile quick
 
 test-all: $(DONE)/test
-	python -m pytest -n auto --dist worksteal --hypothesis-profile thorough
+	python -m pytest -n auto --dist loadfile --hypothesis-profile thorough
 
 bench: $(DONE)/test
 	python -m pytest benchmarks/bench_attention.py $(ARGS)

@@ -240,6 +240,7 @@ FROM_AFAR = {
 }
 
 
+@pytest.mark.cover(1)
 @EACH_ARITHMETIC
 @pytest.mark.parametrize("E", [0, 20])
 @pytest.mark.parametrize("options", FROM_AFAR.values(), ids=FROM_AFAR)
