@@ -11,8 +11,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo 'make demo           a few calls against plain NumPy: the same numbers, and how much faster'
-	@echo 'make test           all tests in minutes: the cases that cover each pair of parameters'
-	@echo 'make test-all       all tests with all cases'
+	@echo 'make test           tests, in minutes: the cases that cover each pair of parameters'
+	@echo 'make test-thorough  the same with all examples of each property, and pages in a browser'
+	@echo 'make test-all       the same with all cases'
+	@echo 'make test-builds    that the extension builds with other compilers and flags, and as a wheel'
+	@echo 'make test-arm       tests on a simulated Arm CPU, cross-built (ARGS="-k linear")'
+	@echo 'make test-sanitized tests with the address and undefined-behaviour sanitizers (ARGS="-k linear")'
 	@echo 'make bench          pytest-benchmark over the named workloads, this library alone (ARGS="-k decode")'
 	@echo 'make bench-peers    the benchmarks against other libraries, which it installs (ARGS="--only decode --html f.html")'
 	@echo 'make bench-compare  what the working tree changes in speed (BASE=HEAD~1 ARGS="--only prefill")'
@@ -42,10 +46,19 @@ demo: $(DONE)/built
 	@python -m sdpa demo
 
 test: $(DONE)/test
-	python -m pytest -n auto --dist loadfile --cover 2 --hypothesis-profile quick
+	python -m pytest -n auto --dist loadfile --cover 2 --hypothesis-profile quick -m 'not builds and not slow' $(ARGS)
+
+test-thorough: $(DONE)/test
+	python -m pytest -n auto --dist loadfile --cover 2 --hypothesis-profile thorough $(ARGS)
 
 test-all: $(DONE)/test
-	python -m pytest -n auto --dist loadfile --hypothesis-profile thorough
+	python -m pytest -n auto --dist loadfile --hypothesis-profile thorough $(ARGS)
+
+test-builds: $(DONE)/test
+	python -m pytest tests/test_build.py -m builds $(ARGS)
+
+test-arm test-sanitized: test-%: $(DONE)/test
+	python tests/other_builds.py $* $(ARGS)
 
 bench: $(DONE)/test
 	python -m pytest benchmarks/bench_attention.py $(ARGS)
@@ -79,4 +92,5 @@ format: $(DONE)/dev
 clean:
 	rm -rf .venv build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
 
-.PHONY: help demo test test-all bench bench-peers bench-compare publish smoke lint format clean
+.PHONY: help demo test test-thorough test-all test-builds test-arm test-sanitized bench bench-peers bench-compare publish \
+	smoke lint format clean

@@ -27,7 +27,7 @@ float16, float32, float64 = np.float16, np.float32, np.float64
 def pytest_addoption(parser):
     parser.addoption(
         "--cover", type=int, metavar="N",
-        help="of each test that is not slow run cases in which each combination of N values of its parameters occurs",
+        help="of each test run so many cases that each combination of N values of its parameters is in one",
     )  # fmt: skip
 
 
@@ -37,8 +37,6 @@ def pytest_collection_modifyitems(config, items):
         return
     functions = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("slow"):
-            continue
         functions[item.nodeid.partition("[")[0]].append(item)
     kept = {item for cases in functions.values() for item in covering(cases, strength)}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])

@@ -30,10 +30,7 @@ for kernel in sdpa.kernels():
 print(json.dumps(sdpa.build_info()))
 """
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(os.name != "posix", reason="the compilers are shell scripts here"),
-]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the compilers are shell scripts here")
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +77,7 @@ exec {CC} "$@"
     return str(script)
 
 
+@pytest.mark.builds
 def test_compiler_without_openmp(source, tmp_path):
     log = build(source, CC=compiler_without(tmp_path, "-fopenmp"))
     assert re.findall("warning: .*OpenMP", log) and "kernel is left out" not in log
@@ -88,6 +86,7 @@ def test_compiler_without_openmp(source, tmp_path):
     assert info["kernels"] == sdpa.kernels()
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("flag, lost", [("-mavx512f", ["avx512_bf16", "avx512"]), ("-mavx512bf16", ["avx512_bf16"])])
 def test_compiler_without_avx512(source, tmp_path, flag, lost):
     if not set(lost) <= set(sdpa.kernels()):
@@ -99,6 +98,7 @@ def test_compiler_without_avx512(source, tmp_path, flag, lost):
     assert info["openmp"] == _core.OPENMP
 
 
+@pytest.mark.builds
 def test_clang(source):
     if not shutil.which("clang"):
         pytest.skip("clang is not installed")
@@ -108,6 +108,7 @@ def test_clang(source):
     assert info["kernels"] == sdpa.kernels()
 
 
+@pytest.mark.builds
 def test_sanitizers(source):
     libraries = [
         subprocess.run([CC, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
@@ -121,6 +122,7 @@ def test_sanitizers(source):
     assert info["kernels"] == sdpa.kernels()
 
 
+@pytest.mark.builds
 def test_changed_source_is_compiled(source):
     log = build(source)
     assert "warning" not in log
@@ -146,6 +148,7 @@ def test_source_distribution_holds_what_the_build_needs(source, tmp_path):
     }
 
 
+@pytest.mark.builds
 def test_wheel_needs_only_numpy(source, tmp_path):
     """An isolated build, as `pip install .` makes it, in an environment with nothing but NumPy."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]

@@ -1,0 +1,123 @@
+"""Runs tests on other builds of the extension: `python tests/other_builds.py arm` on a simulated Arm CPU, for which the
+extension is cross-built, and `python tests/other_builds.py sanitized` with the sanitizers of the compiler.  Further
+arguments go to pytest: -k linear.
+
+What is fetched and built is kept in build/arm and build/sanitized.  Where something is missing, the script says what.
+"""
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+# Debian's, with all that they need; Python's packages come from where pip finds them.
+SYSTEM_PACKAGES = ["python3", "libpython3-dev", "libgomp1", "libstdc++6"]
+PACKAGES = ["numpy", "ml_dtypes", "pytest", "pytest-xdist", "hypothesis", "setuptools"]
+# What depends on the processor or reaches into memory.  These builds are slow, so some cases and examples do.
+NAMES = ["additive", "attention", "backward", "bits", "cache", "edges", "few_rows", "half", "inputs_outputs", "kernels"]
+NAMES += ["layer", "linear", "options_property", "paged", "rotary", "threads", "varlen", "weights_merge"]
+SELECTION = [*(f"{ROOT}/tests/test_{name}.py" for name in NAMES), "--cover=1", "--hypothesis-profile=few", "-nauto"]
+
+
+def skip(reason):
+    print(f"skipped: {reason}")
+    sys.exit()
+
+
+def run(*command, **environment):
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode == 0
+
+
+def build_and_test(folder, python, arguments, build_environment, test_environment):
+    """Puts the package into folder/lib and runs the tests there, so that they import this one."""
+    library = folder / "lib"
+    sources = [ROOT / "setup.py", *ROOT.glob("csrc/*"), *ROOT.glob("sdpa/*.p??"), *ROOT.glob("sdpa/**/*.py")]
+    built = next(library.glob("sdpa/_core.*.so"), None)
+    if built is None or any(source.stat().st_mtime > built.stat().st_mtime for source in sources):
+        shutil.rmtree(library, ignore_errors=True)
+        # All compile the same C, for which the simulated Python needs no Cython.
+        made = run(sys.executable, "-m", "Cython.Build.Cythonize", "--quiet", "sdpa/_core.pyx")
+        where = ["--build-lib", library, "--build-temp", folder / "temp"]
+        command = [python, "setup.py", "--quiet", "build", *where]
+        if not (made and run(*command, SDPA_WERROR="1", **build_environment)):
+            sys.exit("the build failed")
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", *SELECTION, *arguments]
+    return subprocess.run(command, cwd=library, env={**os.environ, **test_environment}).returncode
+
+
+def debian_for_arm(folder):
+    """Unpacks Debian's packages, which an apt with a state of its own chooses and fetches: nothing is installed.
+    Returns the path of the Python in them, which starts as one of this machine would."""
+    python = folder / "root/usr/bin/python-simulated"
+    if python.exists():
+        return python
+    state = folder / "apt"
+    shutil.rmtree(folder, ignore_errors=True)
+    for path in ("state/lists/partial", "cache/archives/partial"):
+        (state / path).mkdir(parents=True)
+    (state / "status").touch()
+    settings = {
+        "APT::Architecture": "arm64", "APT::Architectures": "arm64", "APT::Sandbox::User": "", "Debug::NoLocking": 1,
+        "Dir::State": state / "state", "Dir::State::status": state / "status", "Dir::Cache": state / "cache",
+    }  # fmt: skip
+    apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
+    run(*apt, "update")  # an archive without Arm does no harm yet
+    if not run(*apt, "install", "--download-only", "--yes", "--no-install-recommends", *SYSTEM_PACKAGES):
+        skip("apt-get has no packages for arm64")
+    for package in state.glob("cache/archives/*.deb"):
+        subprocess.run(["dpkg-deb", "-x", package, folder / "root"], check=True)
+    (real,) = folder.glob("root/usr/bin/python3.[0-9]*")
+    version = real.name.removeprefix("python")
+    platforms = [f"--platform={name}_aarch64" for name in ("manylinux_2_28", "manylinux2014")]
+    site = folder / "root/usr/lib/python3/dist-packages"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--only-binary=:all:"]
+    if not run(*pip, f"--python-version={version}", *platforms, "--target", site, *PACKAGES):
+        skip("pip could not fetch packages for arm64")
+    shutil.rmtree(state)
+    # Named after this script, so that what Python starts by its own name is simulated, too.
+    script = (
+        f'#!/bin/sh\nexec {EMULATOR} -L {shlex.quote(str(folder / "root"))} -0 "$0" {shlex.quote(str(real))} "$@"\n'
+    )
+    python.write_text(script)
+    python.chmod(0o755)
+    return python
+
+
+def test_arm(folder, arguments):
+    for tool, package in ((COMPILER, "gcc-aarch64-linux-gnu and libc6-dev-arm64-cross"), (EMULATOR, "qemu-user")):
+        if not shutil.which(tool):
+            skip(f"{tool} is not installed (Debian: {package})")
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        skip("Python for Arm comes from packages of Debian, which apt-get and dpkg-deb are missing for")
+    python = debian_for_arm(folder)
+    headers = next(folder.glob("root/usr/include/python3.*"))
+    environment = {
+        "CC": COMPILER, "LDSHARED": f"{COMPILER} -shared", "CPATH": f"{headers}:{headers.parent}", "PYTHONPATH": "",
+    }  # fmt: skip
+    return build_and_test(folder, python, arguments, environment, {"PYTHONPATH": ""})
+
+
+def test_sanitized(folder, arguments):
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    libraries = [
+        subprocess.run([*compiler, f"-print-file-name={name}.so"], capture_output=True, text=True).stdout.strip()
+        for name in ("libasan", "libubsan")
+    ]
+    if not all(Path(library).is_file() for library in libraries):
+        skip(f"{' '.join(compiler)} has no libasan.so and libubsan.so")
+    # Python frees nothing at its end.
+    environment = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}
+    sanitizers = {"SDPA_SANITIZE": "address,undefined"}
+    return build_and_test(folder, sys.executable, arguments, sanitizers, environment)
+
+
+if __name__ == "__main__":
+    if platform.system() != "Linux":
+        skip("these builds are for Linux")
+    name, *arguments = sys.argv[1:]
+    sys.exit({"arm": test_arm, "sanitized": test_sanitized}[name](ROOT / "build" / name, arguments))
