@@ -4,7 +4,7 @@ BASE ?= HEAD
 VENV := $(CURDIR)/.venv
 DONE := .venv/done
 SOURCES := setup.py $(wildcard csrc/*.[ch] sdpa/*.pyx sdpa/*.pxd sdpa/*.pxi)
-C_FILES := $(wildcard csrc/*.[ch] tests/arm/*.[ch] benchmarks/*.c)
+C_FILES := $(wildcard csrc/*.[ch] benchmarks/*.c)
 
 export PATH := $(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

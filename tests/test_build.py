@@ -109,20 +109,6 @@ def test_clang(source):
 
 
 @pytest.mark.builds
-def test_sanitizers(source):
-    libraries = [
-        subprocess.run([CC, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
-        for name in ("libasan.so", "libubsan.so")
-    ]
-    if not all(Path(library).is_file() for library in libraries):
-        pytest.skip(f"{CC} has no libasan.so and libubsan.so")
-    build(source, SDPA_SANITIZE="address,undefined", SDPA_WERROR="1")
-    # Python frees nothing at its end.
-    info = build_info(source, LD_PRELOAD=" ".join(libraries), ASAN_OPTIONS="detect_leaks=0")
-    assert info["kernels"] == sdpa.kernels()
-
-
-@pytest.mark.builds
 def test_changed_source_is_compiled(source):
     log = build(source)
     assert "warning" not in log
