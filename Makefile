@@ -12,9 +12,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo 'make demo           a few calls against plain NumPy: the same numbers, and how much faster'
 	@echo 'make test           tests, in minutes: the cases that cover each pair of parameters'
-	@echo 'make test-thorough  the same with all examples of each property, and pages in a browser'
+	@echo 'make test-thorough  the same with all examples of each property'
 	@echo 'make test-all       the same with all cases'
-	@echo 'make test-builds    that the extension builds with other compilers and flags, and as a wheel'
+	@echo 'make test-builds    what takes long: builds with other compilers and flags, wheels, pages in a browser'
 	@echo 'make test-arm       tests on a simulated Arm CPU, cross-built (ARGS="-k linear")'
 	@echo 'make test-sanitized tests with the address and undefined-behaviour sanitizers (ARGS="-k linear")'
 	@echo 'make bench          pytest-benchmark over the named workloads, this library alone (ARGS="-k decode")'
@@ -49,13 +49,13 @@ test: $(DONE)/test
 	python -m pytest -n auto --dist loadfile --cover 2 --hypothesis-profile quick -m 'not builds and not slow' $(ARGS)
 
 test-thorough: $(DONE)/test
-	python -m pytest -n auto --dist loadfile --cover 2 --hypothesis-profile thorough $(ARGS)
+	python -m pytest -n auto --dist loadfile --cover 2 --hypothesis-profile thorough -m 'not builds and not slow' $(ARGS)
 
 test-all: $(DONE)/test
 	python -m pytest -n auto --dist loadfile --hypothesis-profile thorough $(ARGS)
 
 test-builds: $(DONE)/test
-	python -m pytest tests/test_build.py -m builds $(ARGS)
+	python -m pytest tests -m 'builds or slow' $(ARGS)
 
 test-arm test-sanitized: test-%: $(DONE)/test
 	python tests/other_builds.py $* $(ARGS)

@@ -31,6 +31,7 @@ def pytest_addoption(parser):
     )  # fmt: skip
 
 
+@pytest.hookimpl(trylast=True)  # of what -k and -m leave
 def pytest_collection_modifyitems(config, items):
     strength = config.getoption("cover")
     if strength is None:
