@@ -27,7 +27,7 @@ float16, float32, float64 = np.float16, np.float32, np.float64
 def pytest_addoption(parser):
     parser.addoption(
         "--cover", type=int, metavar="N",
-        help="of each test run so many cases that each combination of N values of its parameters is in one",
+        help="of each test run so many cases that each combination of N values of its parameters is in one; 0: one",
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def cases(**more):
     return [Case(values, **more) for values in itertools.product(*PARAMETERS)]
 
 
-@pytest.mark.parametrize("strength, most", [(1, 6), (2, 40), (3, 150), (4, 288), (9, 288)])
+@pytest.mark.parametrize("strength, most", [(0, 1), (1, 6), (2, 40), (3, 150), (4, 288), (9, 288)])
 def test_each_combination_is_in_a_case(strength, most):
     kept = [case.values for case in covering(cases(), strength)]
     together = min(strength, len(PARAMETERS))
