@@ -178,16 +178,13 @@ enum { STRETCH = 256, STRETCHES = 16 };
 static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const int dtype, const int far, int64_t dim,
                                           row_run run, int first, const real *q, real *s, int places)
 {
-    vf products = dot_stretch(keys, rows, dtype, far, 0, dim < STRETCH ? dim : STRETCH, dim, run, first, q);
-    if (dim > STRETCH) {
-        vf longer = vf_set1(0);
-        for (int64_t d = STRETCH; d < dim; d += STRETCH) {
-            const int64_t end = dim - d < STRETCH ? dim : d + STRETCH;
-            if (d % (STRETCH * STRETCHES) == 0) longer = vf_add(longer, products), products = vf_set1(0);
-            products = vf_add(products, dot_stretch(keys, rows, dtype, far, d, end, dim, run, first, q));
-        }
-        products = vf_add(longer, products);
+    vf products = vf_set1(0), longer = vf_set1(0);
+    for (int64_t d = 0; d < dim; d += STRETCH) { /* one place to inline: two made decoding 4 to 8 % slower */
+        const int64_t end = dim - d < STRETCH ? dim : d + STRETCH;
+        if (d && d % (STRETCH * STRETCHES) == 0) longer = vf_add(longer, products), products = vf_set1(0);
+        products = vf_add(products, dot_stretch(keys, rows, dtype, far, d, end, dim, run, first, q));
     }
+    products = vf_add(longer, products);
     if (keys * rows == VL && rows == places) {
         vf_store(s, products);
     } else {
