@@ -40,9 +40,7 @@ cdef object as_given(cnp.ndarray grad, cnp.ndarray given):
 
 cdef cnp.ndarray packed_rows(str name, given):
     cdef cnp.ndarray array = floats(name, given)
-    if cnp.PyArray_NDIM(array) != 3:
-        raise ValueError(f"{name} has shape {shape_of(array)}: it must have three axes, (tokens, heads, size)")
-    return array
+    return array if cnp.PyArray_NDIM(array) == 3 else _checks.packed_rows(name, array)
 
 
 cdef int sum_type(cnp.ndarray query) noexcept:
@@ -79,7 +77,6 @@ cdef double number(str name, given) except? -1:
 
 
 cdef object window_sides(window):
-    rule = "it must be (left, right), each a whole number or None"
     if type(window) is tuple and len(window) == 2:
         left, right = window
         if (left is None or type(left) is int) and (right is None or type(right) is int):

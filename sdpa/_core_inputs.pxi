@@ -145,8 +145,8 @@ cdef class Inputs:
         cdef bint bounded_left = False, bounded_right = False
         cdef int64_t offset, count
         cdef int64_t *shifts
-        if causal is not True and causal is not False and not isinstance(causal, np.bool_):
-            raise TypeError(f"causal is {causal!r}: it must be True or False")
+        if causal is not True and causal is not False:
+            causal = _checks.flag("causal", causal)
         if window is not None:
             first, last = window_sides(window)
             bounded_left, bounded_right = first is not None, last is not None
