@@ -3,8 +3,8 @@ PYTHON ?= python3
 BASE ?= HEAD
 VENV := $(CURDIR)/.venv
 DONE := .venv/done
-SOURCES := setup.py $(wildcard csrc/*.[ch] sdpa/*.pyx sdpa/*.pxd sdpa/*.pxi)
-C_FILES := $(wildcard csrc/*.[ch] benchmarks/*.c)
+SOURCES := setup.py $(wildcard csrc/*.[ch] csrc/*/*.[ch] sdpa/*.pyx sdpa/_core/*.pxi)
+C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] benchmarks/*/*.c)
 
 export PATH := $(VENV)/bin:$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -58,7 +58,7 @@ test-builds: $(DONE)/test
 	python -m pytest tests -m 'builds or slow' $(ARGS)
 
 test-arm test-sanitized: test-%: $(DONE)/test
-	python tests/other_builds.py $* $(ARGS)
+	python tests/builds/other_builds.py $* $(ARGS)
 
 bench: $(DONE)/test
 	python -m pytest benchmarks/bench_attention.py $(ARGS)
@@ -67,7 +67,7 @@ bench-peers: $(DONE)/bench
 	python -m sdpa bench $(ARGS)
 
 publish: $(DONE)/test
-	python -m benchmarks.publish $(ARGS)
+	python -m benchmarks.report.publish $(ARGS)
 
 bench-compare: $(DONE)/test
 	python -m benchmarks.revisions $(BASE) $(ARGS)
@@ -79,7 +79,7 @@ lint: $(DONE)/dev
 	ruff check
 	ruff format --check
 	clang-format --dry-run --Werror $(C_FILES)
-	cython-lint sdpa/*.pyx sdpa/*.pxd sdpa/*.pxi
+	cython-lint sdpa/*.pyx sdpa/_core/*.pxi
 	mypy
 	python -m mypy.stubtest sdpa._core --ignore-missing-stub --mypy-config-file pyproject.toml
 	SDPA_WERROR=1 python setup.py --quiet build_ext --build-lib build/werror --build-temp build/werror

@@ -98,8 +98,11 @@ class BuildKernels(build_ext):
     def compile_kernels(self, isas, flags):
         """csrc/ as objects, several at a time."""
         have = [(f"SDPA_HAVE_{isa}", ISAS[isa].question) for isa in isas]
-        jobs = [(source, "common", flags, have) for source in ("csrc/dispatch.c", "csrc/task.c", "csrc/quantise.c")]
-        jobs += [("csrc/rotary.c", f"rotary_{size}", flags, [("SDPA_REAL_BYTES", size)]) for size in "48"]
+        jobs = [
+            (source, "common", flags, have)
+            for source in ("csrc/dispatch.c", "csrc/plan/task.c", "csrc/memory/quantise.c")
+        ]
+        jobs += [("csrc/layer/rotary.c", f"rotary_{size}", flags, [("SDPA_REAL_BYTES", size)]) for size in "48"]
         for isa in [*isas, "baseline"]:
             isa_flags = ISAS[isa].flags if isa in ISAS else []
             for real_bytes, few_rows in ISAS[isa].variants if isa in ISAS else VARIANTS:
@@ -108,7 +111,11 @@ class BuildKernels(build_ext):
 
         def compile_one(source, folder, flags, macros):
             return self.compiler.compile(
-                [source], output_dir=f"{self.build_temp}/{folder}", macros=macros, extra_postargs=flags
+                [source],
+                output_dir=f"{self.build_temp}/{folder}",
+                macros=macros,
+                include_dirs=["csrc"],
+                extra_postargs=flags,
             )
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:

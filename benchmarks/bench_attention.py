@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import sdpa
+from benchmarks.measure.worker import outputs
 from benchmarks.peers import IMPLEMENTATIONS, adapter_of
-from benchmarks.worker import outputs
 from benchmarks.workloads import WORKLOADS
 
 SMOKE_FLOPS = 2e10  # two seconds for the plainest kernel on one core

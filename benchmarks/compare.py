@@ -16,9 +16,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import sdpa
-from benchmarks import machine, memory, page, report, rows, runner, sweeps, tables, workloads
-from benchmarks.libraries import OURS, READ
+from benchmarks import workloads
+from benchmarks.measure import machine, memory, runner
+from benchmarks.measure.libraries import OURS, READ
 from benchmarks.peers import PEERS, select_peers
+from benchmarks.report import page, report, rows, tables
+from benchmarks.studies import sweeps
 from sdpa.lab._command import file_to_write
 
 
@@ -55,7 +58,9 @@ def parse_arguments(arguments, prog):
         "--sweeps", action="store_true", help=f"also length, head size and more, of {sweeps.PEERS}, in --seconds more"
     )
     parser.add_argument("--mem", action="store_true", help="also the memory of a call, in a table of its own")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="all numbers; benchmarks.publish reads it")
+    parser.add_argument(
+        "--json", type=file_to_write, metavar="FILE", help="all numbers; benchmarks.report.publish reads it"
+    )
     parser.add_argument("--markdown", type=file_to_write, metavar="FILE", help="the table of all that was measured")
     parser.add_argument("--html", type=file_to_write, metavar="FILE", help="a page with charts")
     return parser.parse_args(arguments)

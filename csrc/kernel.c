@@ -26,7 +26,7 @@ enum { REAL_MANTISSA_BITS = 52, REAL_BIAS = 1023, REAL_DTYPE = SDPA_FLOAT64 };
 #define PASTE_(a, b, c, d) a##b##_##c##_##d
 #define PASTE(a, b, c, d) PASTE_(a, b, c, d)
 
-#include "half.h"
+#include "simd/half.h"
 
 /* Whether a `real` of Q, K and V is a pair of bfloat16 (pairs.h) or a number (singles.h). */
 #if defined(SDPA_ISA_avx512_bf16)
@@ -37,21 +37,21 @@ enum { REAL_MANTISSA_BITS = 52, REAL_BIAS = 1023, REAL_DTYPE = SDPA_FLOAT64 };
 
 #if defined(SDPA_ISA_avx512_bf16)
 #define SDPA_ISA avx512_bf16
-#include "simd_avx512_bf16.h"
+#include "simd/avx512_bf16.h"
 #elif defined(SDPA_ISA_avx512)
 #define SDPA_ISA avx512
-#include "simd_avx512.h"
+#include "simd/avx512.h"
 #elif defined(SDPA_ISA_avx2)
 #define SDPA_ISA avx2
-#include "simd_avx2.h"
+#include "simd/avx2.h"
 #elif defined(SDPA_ISA_neon)
 #define SDPA_ISA neon
-#include "simd_neon.h"
+#include "simd/neon.h"
 #else
 #define SDPA_ISA baseline
 /* GCC 12 joins the scalars of two keys into one load in `multiply`, and then reads past the last key. */
 NO_LOOP_VECTORIZE
-#include "simd_baseline.h"
+#include "simd/baseline.h"
 #endif
 
 #if SDPA_FEW_ROWS
@@ -68,33 +68,33 @@ enum { BLOCK_KEYS = 128 };
 
 enum { STEP = PAIRS ? 2 : 1 }; /* so many features, or keys, in one multiply-add of a lane */
 
-#include "vmath.h"
-#include "load.h"
+#include "simd/vmath.h"
+#include "memory/load.h"
 #if PAIRS
-#include "pairs.h"
+#include "forward/pairs.h"
 #else
-#include "singles.h"
+#include "forward/singles.h"
 #endif
 #if SDPA_FEW_ROWS
-#include "few.h"
+#include "forward/few.h"
 #else
-#include "product.h"
+#include "forward/product.h"
 #endif
 #if ADDITIVE
-#include "additive.h"
+#include "forward/additive.h"
 #endif
-#include "scores.h"
-#include "softmax.h"
-#include "output.h"
-#include "care.h"
+#include "forward/scores.h"
+#include "forward/softmax.h"
+#include "forward/output.h"
+#include "forward/care.h"
 #if !SDPA_FEW_ROWS
 #if PAIRS
-#include "backward_pairs.h"
+#include "backward/pairs.h"
 #else
-#include "backward_singles.h"
+#include "backward/singles.h"
 #endif
-#include "backward.h"
-#include "linear.h"
+#include "backward/backward.h"
+#include "layer/linear.h"
 #endif
 
 const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) = {

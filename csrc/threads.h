@@ -1,4 +1,4 @@
-/* What sdpa/_core_units.pxi needs of the system and of OpenMP, and Cython cannot say; part of _core.c alone. */
+/* What sdpa/_core/threads.pxi needs of the system and of OpenMP, and Cython cannot say; part of _core.c alone. */
 #ifndef SDPA_THREADS_H
 #define SDPA_THREADS_H
 

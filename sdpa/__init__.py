@@ -4,17 +4,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 from . import reference
-from ._additive import additive_attention
-from ._backward import attention_backward, attention_varlen_backward
-from ._cache import KVCache
-from ._explain import Explanation, explain
-from ._forward import attention, attention_weights, merge, scaled_dot_product_attention
-from ._gradients import Gradients
-from ._kernels import build_info, kernels
-from ._layer import MultiHeadAttention
-from ._paged import PagedKVCache
-from ._rotary import rotary
-from ._varlen import attention_varlen
+from ._attention.additive import additive_attention
+from ._attention.backward import attention_backward, attention_varlen_backward
+from ._attention.explain import Explanation, explain
+from ._attention.forward import attention, attention_weights, merge, scaled_dot_product_attention
+from ._attention.gradients import Gradients
+from ._attention.packed import attention_varlen
+from ._cache.kv import KVCache
+from ._cache.paged import PagedKVCache
+from ._layer.layer import MultiHeadAttention
+from ._layer.rotary import rotary
+from ._runtime.kernels import build_info, kernels
 
 if TYPE_CHECKING:
     from . import lab as lab

@@ -4,18 +4,9 @@ import argparse
 
 import sdpa
 
-from . import _bench, _demo
+from ._commands import bench, demo
+from ._commands.info import info
 from .lab import _command
-
-
-def info():
-    """What was built and what of it is in use, a line each."""
-    for name, value in sdpa.build_info().items():
-        if isinstance(value, list):
-            value = ", ".join(map(str, value))
-        elif isinstance(value, bool):
-            value = "yes" if value else "no"
-        print(f"{name.replace('_', ' '):14}{value}")
 
 
 def main():
@@ -23,15 +14,15 @@ def main():
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, run, text in (
         ("info", info, "what was built, and what of it this machine uses"),
-        ("demo", _demo.demo, "a few calls against plain NumPy: the same numbers, and how much faster (a few seconds)"),
+        ("demo", demo.demo, "a few calls against plain NumPy: the same numbers, and how much faster (a few seconds)"),
     ):
         commands.add_parser(name, help=text, description=text).set_defaults(run=lambda _, run=run: run())
     _command.add_to(commands)
     # Its options are those of benchmarks/compare.py, --help among them.
-    commands.add_parser("bench", help=_bench.TEXT, add_help=False).set_defaults(run=None)
+    commands.add_parser("bench", help=bench.TEXT, add_help=False).set_defaults(run=None)
     arguments, others = parser.parse_known_args()
     if arguments.run is None:
-        _bench.bench(others)
+        bench.bench(others)
     elif others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     else:

@@ -1,4 +1,4 @@
-"""Checks of single arguments, for all functions; those of a whole call are in _core_inputs.pxi.
+"""Checks of single arguments, for all functions; those of a whole call are in _core/inputs.pxi.
 
 Messages name the argument, the values given and the rule.  Nothing is copied but small arrays (offsets, lengths, sinks,
 slopes).

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import disjoint_base
 
-from ._gradients import Gradients
+from ._attention.gradients import Gradients
 from ._options.signatures import Keywords
 
 OPENMP: Final[bool]

@@ -4,7 +4,7 @@
 A task is up to 64 query rows of one key/value head.  It walks over the blocks of keys that any of its rows may see and
 keeps, per row, the largest score so far, the sum of the weights and the weighted sum of the values (the online softmax
 of Milakov and Gimelshein; FlashAttention).  Tasks are shared among threads; nothing here knows an instruction set, and
-nothing in csrc/ knows of threads or Python.  _core_inputs.pxi checks arguments.
+nothing in csrc/ knows of threads or Python.  _core/inputs.pxi checks arguments.
 """
 cimport cython
 cimport numpy as cnp
@@ -19,7 +19,8 @@ from libc.string cimport memcpy, memset
 
 cnp.import_array()
 
-include "_core_units.pxi"
+include "_core/csrc.pxi"
+include "_core/threads.pxi"
 
 
 # ---------------------------------------------------------------------------------------------------- the algorithm
@@ -431,7 +432,7 @@ def quantise(
     cnp.ndarray source not None, cnp.ndarray out not None, cnp.ndarray scales not None, int64_t group
 ):
     """A 4-D array of floats as int8, with a float32 scale for each `group` of neighbours in a row, into `out` and
-    `scales` (see csrc/quantise.c).  False, and these are unfinished, where it met NaN or inf."""
+    `scales` (see csrc/memory/quantise.c).  False, and these are unfinished, where it met NaN or inf."""
     cdef crew c
     cdef quantise_call call
     cdef int64_t units, batches = cnp.PyArray_DIM(source, 0)
@@ -452,11 +453,11 @@ def quantise(
     return call.finite
 
 
-include "_core_backward.pxi"
-include "_core_linear.pxi"
-include "_core_pool.pxi"
-include "_core_rotary.pxi"
-include "_core_cache.pxi"
-include "_core_arguments.pxi"
-include "_core_inputs.pxi"
-include "_core_call.pxi"
+include "_core/backward.pxi"
+include "_core/linear.pxi"
+include "_core/pages.pxi"
+include "_core/rotary.pxi"
+include "_core/cache.pxi"
+include "_core/arguments.pxi"
+include "_core/inputs.pxi"
+include "_core/call.pxi"

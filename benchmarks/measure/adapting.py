@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from benchmarks.oracle import visible
+from benchmarks.measure.oracle import visible
 
 THREADS = len(os.sched_getaffinity(0))
 MASK_LIMIT = 1 << 26  # elements of the largest mask made for an implementation without causal or window

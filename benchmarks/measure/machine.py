@@ -1,4 +1,4 @@
-"""What the machine at hand can do, and the bound that follows.  `python -m benchmarks.machine` prints it."""
+"""What the machine at hand can do, and the bound that follows.  `python -m benchmarks.measure.machine` prints it."""
 
 import os
 import platform
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.probe import Probe
+from benchmarks.measure.probe import Probe
 
 L3_BYTES_PER_THREAD = 6 << 20  # far above usual second-level caches; or less, where the third-level cache is so small
 L3_SHARE = 0.75  # of that cache: what the threads that share it read together, at most

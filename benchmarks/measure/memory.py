@@ -1,6 +1,6 @@
-"""The memory that a call takes beyond its inputs and its result, in a fresh process each.  README.md says how.
+"""The memory that a call takes beyond its inputs and its result, in a fresh process each.  ../README.md says how.
 
-python -m benchmarks.memory --only prefill-2048,decode-4k --peers torch,ort_attn
+python -m benchmarks.measure.memory --only prefill-2048,decode-4k --peers torch,ort_attn
 """
 
 import argparse
@@ -15,13 +15,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks import tables
-from benchmarks.adapting import require
+from benchmarks.measure.adapting import require
+from benchmarks.measure.reading import READ
+from benchmarks.measure.runner import Process, TimeLeft, end_workers_on_termination, preparation, progress_line
 from benchmarks.peers import select_peers
-from benchmarks.reading import READ
-from benchmarks.runner import Process, TimeLeft, end_workers_on_termination, preparation, progress_line
+from benchmarks.report import tables
 from benchmarks.workloads import WORKLOADS, select
 
 FEW = 64  # rows and keys of the calls that set up what a process sets up once

@@ -126,7 +126,7 @@ def _load(only):
             library = _declare(ctypes.CDLL(str(path)))
             if library.probe_supported():
                 return isa, lanes, library
-    raise RuntimeError("benchmarks/probe.c does not build here: is there a C compiler? (CC names it)")
+    raise RuntimeError("benchmarks/measure/probe.c does not build here: is there a C compiler? (CC names it)")
 
 
 def _build(isa, flags):

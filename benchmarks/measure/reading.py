@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from benchmarks.adapting import THREADS, require
-from benchmarks.probe import READ_PATTERNS, Probe
+from benchmarks.measure.adapting import THREADS, require
+from benchmarks.measure.probe import READ_PATTERNS, Probe
 
 READ = "read"  # the name of this loop among the implementations
 TUNING_SECONDS = 0.3

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import oracle
-from benchmarks.adapting import THREADS
-from benchmarks.reading import READ
-from benchmarks.rows import ENDED, is_right
+from benchmarks.measure import oracle
+from benchmarks.measure.adapting import THREADS
+from benchmarks.measure.reading import READ
+from benchmarks.report.rows import ENDED, is_right
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 THREAD_VARIABLES = ("SDPA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -125,7 +125,7 @@ class Process:
     def _start(self):
         with on_cpus(self._cpus):  # which the process inherits
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.worker", self.implementation],
+                [sys.executable, "-m", "benchmarks.measure.worker", self.implementation],
                 cwd=self._folder,
                 env=self._environment,
                 stdin=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """Runs adapters once on every workload, shrunk, and judges what they compute: the first thing for a new adapter.
 
-python -m benchmarks.trial torch,ort_* --only decode
+python -m benchmarks.measure.trial torch,ort_* --only decode
 """
 
 import argparse
@@ -9,12 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks import oracle
+from benchmarks.measure import oracle
+from benchmarks.measure.reading import READ
+from benchmarks.measure.runner import Process
 from benchmarks.peers import IMPLEMENTATIONS, select_peers
-from benchmarks.reading import READ
-from benchmarks.runner import Process
 from benchmarks.workloads import select
 
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import sdpa
-from benchmarks import compare, machine, report, runner, tables
-from benchmarks.adapting import Unsupported
-from benchmarks.reading import fastest_reading
+from benchmarks import compare
+from benchmarks.measure import machine, runner
+from benchmarks.measure.adapting import Unsupported
+from benchmarks.measure.reading import fastest_reading
+from benchmarks.report import report, tables
 
-README = Path(__file__).with_name("README.md")
+README = Path(__file__).resolve().parents[1] / "README.md"
 HEADER = ["", "µs", "median", "times as fast", "µs more", "GB/s"]
 WARM_SECONDS = 0.02  # as in worker.py
 

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import sdpa
-from benchmarks import memory, oracle
+from benchmarks.measure import memory, oracle
 from benchmarks.peers import IMPLEMENTATIONS, adapter_of
 from benchmarks.workloads import KEEP_BYTES, NAMED, Workload
 

@@ -17,7 +17,8 @@ import importlib.util
 from collections.abc import Callable
 from typing import NamedTuple
 
-from benchmarks.adapting import require
+from benchmarks.measure.adapting import require
+from benchmarks.measure.reading import READ, read_peer
 from benchmarks.peers.jax import jax_backward_peer, jax_layer_peer, jax_peer
 from benchmarks.peers.mlx import mlx_backward_peer, mlx_peer
 from benchmarks.peers.ncnn import ncnn_peer
@@ -44,7 +45,6 @@ from benchmarks.peers.torch import (
 )
 from benchmarks.peers.vllm import vllm_peer
 from benchmarks.peers.zentorch import zentorch_peer
-from benchmarks.reading import READ, read_peer
 
 
 class Peer(NamedTuple):

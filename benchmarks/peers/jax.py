@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.adapting import as_layer_result, boolean_mask, causal_or_mask, require_scores_fit
+from benchmarks.measure.adapting import as_layer_result, boolean_mask, causal_or_mask, require_scores_fit
 
 
 def jax_peer(workload):

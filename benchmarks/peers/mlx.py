@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.adapting import as_bits, mask_or_bias, require_scores_fit
+from benchmarks.measure.adapting import as_bits, mask_or_bias, require_scores_fit
 
 
 def mlx_peer(workload):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.adapting import THREADS, additive_mask, as_bits, require
+from benchmarks.measure.adapting import THREADS, additive_mask, as_bits, require
 
 
 def ncnn_peer(workload):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from benchmarks.adapting import additive_mask, as_layer_result, require_scores_fit
-from benchmarks.oracle import arithmetic
+from benchmarks.measure.adapting import additive_mask, as_layer_result, require_scores_fit
+from benchmarks.measure.oracle import arithmetic
 
 
 def numpy_peer(workload):

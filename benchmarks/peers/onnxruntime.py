@@ -5,7 +5,7 @@ On CPUs they take float32, float16 and partly float64, not bfloat16.
 
 import numpy as np
 
-from benchmarks.adapting import (
+from benchmarks.measure.adapting import (
     THREADS,
     additive_mask,
     as_layer_result,

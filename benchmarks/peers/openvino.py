@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from benchmarks.adapting import THREADS, additive_mask, as_bits, as_layer_result, causal_or_mask, full_mask, require
+from benchmarks.measure.adapting import (
+    THREADS,
+    additive_mask,
+    as_bits,
+    as_layer_result,
+    causal_or_mask,
+    full_mask,
+    require,
+)
 
 # dtype: (element type, inference precision).  With "f16" float16 would be computed in bfloat16 where the CPU has that.
 OPENVINO_TYPES = {"float32": ("f32", "f32"), "bfloat16": ("bf16", "bf16"), "float16": ("f16", "f32")}

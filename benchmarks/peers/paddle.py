@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.adapting import additive_mask, causal_or_mask, full_mask, require, require_scores_fit
+from benchmarks.measure.adapting import additive_mask, causal_or_mask, full_mask, require, require_scores_fit
 
 
 def paddle_peer(workload):

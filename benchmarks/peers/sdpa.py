@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.adapting import as_layer_result
+from benchmarks.measure.adapting import as_layer_result
 
 
 def sdpa_peer(workload):

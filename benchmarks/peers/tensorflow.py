@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from benchmarks.adapting import THREADS, boolean_mask, causal_or_mask, require_scores_fit
+from benchmarks.measure.adapting import THREADS, boolean_mask, causal_or_mask, require_scores_fit
 
 
 def keras_peer(workload):

@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from benchmarks.adapting import THREADS, additive_mask, as_bits, as_layer_result, causal_or_mask, require_scores_fit
+from benchmarks.measure.adapting import (
+    THREADS,
+    additive_mask,
+    as_bits,
+    as_layer_result,
+    causal_or_mask,
+    require_scores_fit,
+)
 
 COMPILED_LIMIT = 1000  # workloads in a process: beyond 8, PyTorch's own limit, flex_attention would not be compiled
 

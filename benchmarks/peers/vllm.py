@@ -6,7 +6,7 @@ Its library is loaded alone: the package would import all that serving needs.
 import importlib.util
 from pathlib import Path
 
-from benchmarks.adapting import THREADS, require
+from benchmarks.measure.adapting import THREADS, require
 from benchmarks.peers.torch import torch_result, torch_tensor
 
 PAGE = 128  # keys of a page

@@ -1,6 +1,6 @@
 """zentorch: AMD's operators for PyTorch on CPUs."""
 
-from benchmarks.adapting import THREADS, additive_mask, causal_or_mask, full_mask
+from benchmarks.measure.adapting import THREADS, additive_mask, causal_or_mask, full_mask
 from benchmarks.peers.torch import torch_result, torch_tensor
 
 

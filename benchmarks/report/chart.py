@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.libraries import TITLES, title_of
-from benchmarks.report import TIMES, with_text_between
-from benchmarks.rows import rows_of
+from benchmarks.measure.libraries import TITLES, title_of
+from benchmarks.report.report import TIMES, with_text_between
+from benchmarks.report.rows import rows_of
 from benchmarks.workloads import WORKLOADS
 
-BEGIN, END = "<!-- begin: python -m benchmarks.publish FILE.json -->", "<!-- end: benchmarks.publish -->"
+BEGIN, END = "<!-- begin: python -m benchmarks.report.publish FILE.json -->", "<!-- end: benchmarks.report.publish -->"
 
 # Heading: {workload: label}.  What was not measured is left out.
 CHART = {

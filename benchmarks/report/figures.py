@@ -4,13 +4,13 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.libraries import OURS, READ, library_of, title_of
-from benchmarks.report import TIMES, libraries_of
-from benchmarks.rows import geometric_mean, rows_of, speed_up
+from benchmarks.measure.libraries import OURS, READ, library_of, title_of
+from benchmarks.report.report import TIMES, libraries_of
+from benchmarks.report.rows import geometric_mean, rows_of, speed_up
 from benchmarks.workloads import DTYPES
-from sdpa.lab._drawing import COLOURS, INK, PAPER, panel
+from sdpa._report.drawing import COLOURS, INK, PAPER, panel
+from sdpa._report.panels import mark_sizes
 from sdpa.lab._experiment import Figure
-from sdpa.lab._panels import mark_sizes
 
 ROW, LIBRARY, FRAME = 14, 30, 90  # heights in pixels: of a workload, of a library, and of what is around them
 WIDEST = 1.1  # share of the bound at which the axis ends, unless something exceeds it

@@ -3,11 +3,12 @@
 from html import escape
 from typing import NamedTuple
 
-from benchmarks import figures, report, targets
-from benchmarks.rows import geometric_mean, rows_of
-from sdpa.lab import _drawing
-from sdpa.lab._document import as_html, document, facts, table
-from sdpa.lab._document import figures as drawn
+from benchmarks import targets
+from benchmarks.report import figures, report
+from benchmarks.report.rows import geometric_mean, rows_of
+from sdpa._report import drawing
+from sdpa._report.document import as_html, document, facts, table
+from sdpa._report.document import figures as drawn
 
 TITLE = "Speed of sdpa"
 INTRODUCTION = """
@@ -30,7 +31,7 @@ class Section(NamedTuple):
 
 def page(measured):
     """The text of the page; figures need matplotlib."""
-    with_figures = _drawing.available()
+    with_figures = drawing.available()
     sections = [one for one in sections_of(measured) if one.figures or one.tables]
     body = "\n".join(section(number, one, measured, with_figures) for number, one in enumerate(sections, 1))
     header = "\n".join([INTRODUCTION.strip(), summary(measured), contents(sections)])

@@ -1,7 +1,7 @@
 """Puts measured numbers into the documents: README.md, benchmarks/README.md, benchmarks/results.md and docs/.
 
-python -m benchmarks.publish RUN.json [SWEEPS.json ...]            # of benchmarks.compare, benchmarks.sweeps; later win
-python -m benchmarks.publish docs/speed.json docs/sweeps.json      # after a change here: the numbers that are shown now
+python -m benchmarks.report.publish RUN.json [SWEEPS.json ...]       # of runs and of sweeps; later ones win
+python -m benchmarks.report.publish docs/speed.json docs/sweeps.json # after a change here: the numbers shown now
 """
 
 import argparse
@@ -9,13 +9,13 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks import chart, figures, page, report, rows
-from sdpa.lab import _drawing
-from sdpa.lab._svg import picture
+from benchmarks.report import chart, figures, page, report, rows
+from sdpa._report import drawing
+from sdpa._report.svg import picture
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CHARTS = "docs/charts"
 
 
@@ -48,7 +48,7 @@ def figures_of(measured):
 
 
 def drawn(figure, measured):
-    with _drawing.style():
+    with drawing.style():
         return picture(figure.draw(measured), figure.caption)
 
 
@@ -58,7 +58,7 @@ def results(measured):
         [
             "# Results",
             "",
-            "Made by `python -m benchmarks.publish`, see [README.md](README.md#results).",
+            "Made by `python -m benchmarks.report.publish`, see [README.md](README.md#results).",
             "",
             *(f"* {fact}" for fact in report.facts(measured)),
             "",
@@ -111,7 +111,7 @@ def main(arguments=None):
     measured = rows.read(parser.parse_args(arguments).files)
     if not measured["bounds"]:
         parser.error("none of the files is of benchmarks.compare")
-    if not _drawing.available():
+    if not drawing.available():
         parser.error("the charts need matplotlib: pip install -e '.[bench]'")
     (ROOT / CHARTS).mkdir(parents=True, exist_ok=True)
     texts = documents(measured)

@@ -2,9 +2,10 @@
 
 import math
 
-from benchmarks import tables, targets
-from benchmarks.libraries import OURS, READ, library_of, title_of
-from benchmarks.rows import ENDED, geometric_mean, is_right, rows_of, speed_up
+from benchmarks import targets
+from benchmarks.measure.libraries import OURS, READ, library_of, title_of
+from benchmarks.report import tables
+from benchmarks.report.rows import ENDED, geometric_mean, is_right, rows_of, speed_up
 from sdpa.lab._experiment import Table
 
 TIMES, DIVIDED = "\N{MULTIPLICATION SIGN}", "\N{DIVISION SIGN}"

@@ -4,7 +4,7 @@ import json
 import math
 from typing import NamedTuple
 
-from benchmarks.libraries import OURS, READ, library_of
+from benchmarks.measure.libraries import OURS, READ, library_of
 
 ENDED = "its process ended"  # so begins what is told of an implementation that crashed
 

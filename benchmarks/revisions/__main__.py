@@ -1,4 +1,4 @@
-"""Whether a change makes this library faster: two revisions, measured side by side.  README.md says how.
+"""Whether a change makes this library faster: two revisions, measured side by side.  ../README.md says how.
 
 python -m benchmarks.revisions BASE [HEAD] --only prefill,decode-4k --markdown change.md
 
@@ -17,10 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks import building, compare, machine, oracle, paired, report, runner, tables, workloads
-from benchmarks.adapting import THREADS
+from benchmarks import compare, workloads
+from benchmarks.measure import machine, oracle, runner
+from benchmarks.measure.adapting import THREADS
+from benchmarks.report import report, tables
+from benchmarks.revisions import building, paired
 
 BASE, AGAIN, NEW = "base", "again", "new"  # the base runs twice: how far it is from itself is the noise
 ROLES = {BASE: "BASE", AGAIN: "BASE", NEW: "HEAD"}

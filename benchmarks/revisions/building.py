@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.runner import ROOT
+from benchmarks.measure.runner import ROOT
 
 BUILT = ROOT / "build" / "revisions"  # git ignores it, make clean removes it
 SOURCES = ("csrc", "sdpa", "setup.py", "pyproject.toml")

@@ -1,8 +1,8 @@
 """How exact each kernel is in each dtype, next to NumPy and PyTorch in the same dtype.  README.md explains the tables.
 
-python -m benchmarks.accuracy                                          # prints the tables
-python -m benchmarks.accuracy --dtypes float16,bfloat16 --seeds 2      # some of them, soon
-python -m benchmarks.accuracy --update                                 # writes them into benchmarks/README.md
+python -m benchmarks.studies.accuracy                                          # prints the tables
+python -m benchmarks.studies.accuracy --dtypes float16,bfloat16 --seeds 2      # some of them, soon
+python -m benchmarks.studies.accuracy --update                                 # writes them into benchmarks/README.md
 """
 
 import argparse
@@ -19,15 +19,20 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import sdpa
-from benchmarks import compare, machine, oracle, report, workloads
+from benchmarks import compare, workloads
+from benchmarks.measure import machine, oracle
 from benchmarks.peers.torch import torch_result, torch_tensor
-from sdpa import _kernels
+from benchmarks.report import report
+from sdpa._runtime import kernels as _kernels
 
-README = Path(__file__).with_name("README.md")
-BEGIN, END = "<!-- begin: python -m benchmarks.accuracy --update -->", "<!-- end: benchmarks/accuracy.py -->"
+README = Path(__file__).resolve().parents[1] / "README.md"
+BEGIN, END = (
+    "<!-- begin: python -m benchmarks.studies.accuracy --update -->",
+    "<!-- end: benchmarks/studies/accuracy.py -->",
+)
 INT8 = np.dtype(np.int8)  # of a cache, under queries of float32
 DTYPES = {dtype.name: dtype for dtype in [*workloads.DTYPES.values(), INT8]}
 HEADS = 4

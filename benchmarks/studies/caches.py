@@ -1,8 +1,8 @@
 """What the caches of this library cost: their calls against others of this library that do the same work.
 
-python -m benchmarks.caches                                 # all of it, about three minutes
-python -m benchmarks.caches --only paged --seconds 10 --json caches.json
-python -m benchmarks.caches --update                        # writes the tables into benchmarks/README.md
+python -m benchmarks.studies.caches                         # all of it, about three minutes
+python -m benchmarks.studies.caches --only paged --seconds 10 --json caches.json
+python -m benchmarks.studies.caches --update                # writes the tables into benchmarks/README.md
 """
 
 import itertools
@@ -12,11 +12,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import sdpa
-from benchmarks import variants
-from benchmarks.variants import Comparison, Variant
+from benchmarks.measure import variants
+from benchmarks.measure.variants import Comparison, Variant
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -181,4 +181,4 @@ COMPARISONS = [
 ]
 
 if __name__ == "__main__":
-    variants.main(COMPARISONS, "benchmarks.caches", __doc__)
+    variants.main(COMPARISONS, "benchmarks.studies.caches", __doc__)

@@ -1,4 +1,4 @@
-"""What a call costs beside its arithmetic: python -m benchmarks.calls
+"""What a call costs beside its arithmetic: python -m benchmarks.studies.calls
 
 Times calls on arrays so small that the kernels have next to nothing to do: (1, 1, 3, 64), one query in caches.  With
 --base FOLDER, a checkout that has been built, the same calls of that revision are timed in turns, each revision in a
@@ -12,7 +12,7 @@ import sys
 import timeit
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def cases():

@@ -1,4 +1,4 @@
-"""What processes that share CPUs cost each other: python -m benchmarks.contention
+"""What processes that share CPUs cost each other: python -m benchmarks.studies.contention
 
 Each process calls attention again and again, with as many threads as there are CPUs.  Printed are medians of a call in
 ms: of one process alone, of two at once, and what a fair share would be, which is twice the time alone.  libgomp's

@@ -1,7 +1,7 @@
 """What numbers that are rare cost: the same call with ordinary and with hostile numbers, timed in turns in one process.
 
-python -m benchmarks.hostile                          # some minutes; a table, the worst first
-python -m benchmarks.hostile --only 'bf16, many; V'   # cases whose names hold one of these, with * for anything
+python -m benchmarks.studies.hostile                        # some minutes; a table, the worst first
+python -m benchmarks.studies.hostile --only 'bf16, many; V' # cases whose names hold one of these, with * for anything
 
 Speed must not depend much on what arrays hold, else whoever sends them decides how long a call takes: a ratio above
 LIMIT is marked.  Times are those of the CPU, on one thread, so that other load does not count.
@@ -16,13 +16,13 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import ml_dtypes
 import numpy as np
 
 import sdpa
-from sdpa import _kernels
+from sdpa._runtime import kernels
 
 LIMIT = 4
 DTYPES = {"fp32": np.float32, "fp64": np.float64, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -141,7 +141,7 @@ def main(arguments=None):
     parser.add_argument("--least", type=float, default=1.5, help="smaller ratios are counted, not shown")
     given = parser.parse_args(arguments)
     if given.kernel:
-        _kernels.default = next(kernel for kernel in sdpa.kernels() if kernel.name == given.kernel)
+        kernels.default = next(kernel for kernel in sdpa.kernels() if kernel.name == given.kernel)
     rows = []
     with np.errstate(all="ignore"):
         for name, make in cases():

@@ -1,19 +1,19 @@
 """What computes the projections of a layer best: kernels of this library, or NumPy's BLAS, on how many threads.
 
-python -m benchmarks.projections --update        # half a minute; writes the tables into benchmarks/README.md
+python -m benchmarks.studies.projections --update # half a minute; writes the tables into benchmarks/README.md
 """
 
 import contextlib
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import sdpa
-from benchmarks import variants
-from benchmarks.variants import Comparison, Variant
+from benchmarks.measure import variants
+from benchmarks.measure.variants import Comparison, Variant
 from benchmarks.workloads import WORKLOADS
-from sdpa._linear import Linear
+from sdpa._layer.linear import Linear
 
 
 def blas_threads(count):
@@ -73,4 +73,4 @@ COMPARISONS = [
 ]
 
 if __name__ == "__main__":
-    variants.main(COMPARISONS, "benchmarks.projections", __doc__)
+    variants.main(COMPARISONS, "benchmarks.studies.projections", __doc__)

@@ -1,6 +1,6 @@
 """Families of workloads in which one size grows, against a few peers, for the lines of the report.
 
-python -m benchmarks.sweeps --json sweeps.json --seconds 240
+python -m benchmarks.studies.sweeps --json sweeps.json --seconds 240
 """
 
 import argparse
@@ -8,13 +8,13 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks import machine, memory, runner
-from benchmarks.adapting import THREADS
-from benchmarks.libraries import OURS, READ
+from benchmarks.measure import machine, memory, runner
+from benchmarks.measure.adapting import THREADS
+from benchmarks.measure.libraries import OURS, READ
 from benchmarks.peers import select_peers
-from benchmarks.rows import is_right
+from benchmarks.report.rows import is_right
 from benchmarks.workloads import SWEEPS, WORKLOADS
 from sdpa.lab._command import file_to_write
 

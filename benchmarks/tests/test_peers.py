@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from benchmarks import compare, trial
+from benchmarks import compare
+from benchmarks.measure import trial
+from benchmarks.measure.probe import Probe
+from benchmarks.measure.reading import READ
 from benchmarks.peers import IMPLEMENTATIONS, PEERS, select_peers
-from benchmarks.probe import Probe
-from benchmarks.reading import READ
 from benchmarks.workloads import DTYPES, WORKLOADS, Workload
 
 

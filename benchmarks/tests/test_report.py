@@ -8,8 +8,11 @@ import xml.etree.ElementTree
 
 import pytest
 
-from benchmarks import chart, compare, figures, libraries, page, publish, report, rows, runner, sweeps, tables, targets
-from benchmarks.test_workloads import ZEN4
+from benchmarks import compare, targets
+from benchmarks.measure import libraries, runner
+from benchmarks.report import chart, figures, page, publish, report, rows, tables
+from benchmarks.studies import sweeps
+from benchmarks.tests.test_workloads import ZEN4
 from benchmarks.workloads import KEEP_BYTES, NAMED, SWEEPS, WORKLOADS, batches, select
 
 # Milliseconds: the bound, then those of implementations; a wrong result is negative.
@@ -379,7 +382,7 @@ def test_the_page_holds_all_tables_and_figures(measured):
 
 
 def test_the_page_without_matplotlib(measured, monkeypatch):
-    monkeypatch.setattr(page._drawing, "available", lambda: False)
+    monkeypatch.setattr(page.drawing, "available", lambda: False)
     text = page.page(measured)
     assert "<svg" not in text and "pip install" in text and "1.86 × as fast" in text
 
@@ -415,7 +418,7 @@ def test_the_documents_show_what_was_published():
     files = [file for name in ("speed", "sweeps") if (file := publish.ROOT / f"docs/{name}.json").exists()]
     measured = rows.read(files)
     if "load" not in measured:
-        pytest.skip("docs/speed.json was written before there was benchmarks.publish")
+        pytest.skip("docs/speed.json was written before there was benchmarks.report.publish")
     documents = publish.documents(measured)
     for name in ("README.md", "docs/speed.svg", "benchmarks/results.md", "benchmarks/README.md"):
         assert documents[name] == (publish.ROOT / name).read_text(encoding="utf-8")

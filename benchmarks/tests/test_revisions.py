@@ -7,7 +7,9 @@ import subprocess
 import numpy as np
 import pytest
 
-from benchmarks import building, paired, revisions, runner
+from benchmarks.measure import runner
+from benchmarks.revisions import __main__ as revisions
+from benchmarks.revisions import building, paired
 from benchmarks.workloads import WORKLOADS, select
 
 # How sure a ratio is.
@@ -137,7 +139,7 @@ def test_too_few_starts_are_refused(monkeypatch, capsys):
 def test_a_base_without_a_function_is_no_error(tmp_path):
     """The package found first has `attention` alone, and takes its parts from the real one."""
     (tmp_path / "sdpa").mkdir()
-    source = f"__path__.append({str(runner.ROOT / 'sdpa')!r})\nfrom ._forward import attention\n"
+    source = f"__path__.append({str(runner.ROOT / 'sdpa')!r})\nfrom ._attention.forward import attention\n"
     (tmp_path / "sdpa" / "__init__.py").write_text(source)
     folders = {revisions.BASE: tmp_path, revisions.AGAIN: tmp_path, revisions.NEW: runner.ROOT}
     chosen = [WORKLOADS["tiny-fp32"], WORKLOADS["layer-b8-128-fp32"]]

@@ -8,28 +8,17 @@ import numpy as np
 import pytest
 
 import sdpa
-from benchmarks import (
-    accuracy,
-    caches,
-    compare,
-    machine,
-    oracle,
-    probe,
-    projections,
-    reading,
-    report,
-    rows,
-    runner,
-    variants,
-    worker,
-)
-from benchmarks.adapting import Unsupported
-from benchmarks.machine import Machine
+from benchmarks import compare
+from benchmarks.measure import machine, oracle, probe, reading, runner, variants, worker
+from benchmarks.measure.adapting import Unsupported
+from benchmarks.measure.machine import Machine
+from benchmarks.measure.probe import READ_PATTERNS, Probe
 from benchmarks.peers import IMPLEMENTATIONS, PEERS, adapter_of
 from benchmarks.peers.numpy import numpy_peer
 from benchmarks.peers.torch import torch_peer
-from benchmarks.probe import READ_PATTERNS, Probe
-from benchmarks.report import with_text_between
+from benchmarks.report import report, rows
+from benchmarks.report.report import with_text_between
+from benchmarks.studies import accuracy, caches, projections
 from benchmarks.workloads import DTYPES, WORKLOADS, Workload, select
 from sdpa import reference
 

@@ -1,4 +1,4 @@
-/* What the products of backward.h multiply, in pairs of bfloat16: the same interface as backward_singles.h.
+/* What the products of backward.h multiply, in pairs of bfloat16: the same interface as singles.h.
  *
  *     dP       V as it lies: pairs of features
  *     dQ       slopes and rows of K in pairs of keys: key_slope, key_pairs

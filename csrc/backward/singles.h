@@ -1,4 +1,4 @@
-/* What the products of backward.h multiply, number by number: the same interface as backward_pairs.h. */
+/* What the products of backward.h multiply, number by number: the same interface as pairs.h. */
 
 /* V and K along features, and K along keys. */
 static operand read_values_across(const sdpa_problem *p, sdpa_task *t) { return read_values(p, t); }

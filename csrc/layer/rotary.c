@@ -1,6 +1,6 @@
 /* The arithmetic of rotary embedding, in plain C that compilers vectorise.  setup.py compiles this file for
  * SDPA_REAL_BYTES 4 (float, and the half types) and 8 (double).  Angles are double in both. */
-#include "rotary.h"
+#include "layer/rotary.h"
 #include "compiler.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@ typedef double real;
 #define SDPA_ROTATE sdpa_rotate_8
 #endif
 
-#include "half.h"
+#include "simd/half.h"
 
 static inline uint64_t bits_of_double(double x)
 {

@@ -7,7 +7,7 @@
 
 #include <float.h>
 #include <string.h>
-#include "half.h"
+#include "simd/half.h"
 
 enum { CHUNK = 128 }; /* numbers widened at once: the most that a group usually has */
 

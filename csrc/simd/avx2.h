@@ -1,7 +1,7 @@
 /* AVX2 and FMA: 16 registers of 32 bytes.  6 x 2 accumulators leave four for operands. */
 #include <immintrin.h>
 
-#include "simd_x86.h"
+#include "simd/x86.h"
 
 enum { VECTORS = 2, TILE = 12 };
 

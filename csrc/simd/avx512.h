@@ -5,7 +5,7 @@
  * and the operations below under the same names.  Nothing else in the sources depends on the instruction set. */
 #include <immintrin.h>
 
-#include "simd_x86.h"
+#include "simd/x86.h"
 
 enum { VECTORS = 4, TILE = 24 };
 

@@ -1,5 +1,5 @@
 /* AVX512-BF16: products of pairs.  A lane of 32 bits holds two neighbouring bfloat16, the first in its lower half. */
-#include "simd_avx512.h"
+#include "simd/avx512.h"
 
 /* c + a.low * b.low + a.high * b.high in each lane.  Denormals count as 0, in the operands and in the sum. */
 static inline vf vf_dot_pairs(vf a, vf b, vf c)

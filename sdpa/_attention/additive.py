@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core, _kernels
-from ._checks import plain_array, sum_dtype
-from ._layer_parts import weight_array
-from ._linear import Linear
-from ._options import AttentionOptions, takes
+from .. import _core
+from .._checks import plain_array, sum_dtype
+from .._layer.linear import Linear
+from .._layer.parts import weight_array
+from .._options import AttentionOptions, takes
+from .._runtime import kernels
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -58,7 +59,7 @@ def additive_attention(
     if options.get("scale") is None:
         options["scale"] = 1.0
     call = _core.additive_call(
-        _kernels.default, query, key, value, features, options, ADDITIVE_ATTENTION
+        kernels.default, query, key, value, features, options, ADDITIVE_ATTENTION
     )  # fmt: skip
     weights = _weight("v", given, (call.heads, None), "A", "H, A")
     w_query = _weight("w_query", w_query, (call.heads, features, call.query.shape[-1]), "A, D", "H, A, D")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import _core, _kernels
-from ._options import InputOptions, takes
+from .. import _core
+from .._options import InputOptions, takes
+from .._runtime import kernels
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from typing_extensions import Unpack
 
-    from ._gradients import Gradients
+    from .gradients import Gradients
 
 
 ATTENTION_BACKWARD = takes("attention_backward", InputOptions)
@@ -54,7 +55,7 @@ def attention_backward(
            [0.75]])
     """
     return _core.attention_backward(
-        _kernels.default, grad_out, query, key, value, out, lse, grad_lse, options, ATTENTION_BACKWARD
+        kernels.default, grad_out, query, key, value, out, lse, grad_lse, options, ATTENTION_BACKWARD
     )
 
 
@@ -83,6 +84,6 @@ def attention_varlen_backward(
     [1.5, 0.5, 1.0]
     """
     return _core.attention_varlen_backward(
-        _kernels.default, grad_out, query, key, value, out, lse, cu_seqlens_q, cu_seqlens_k, grad_lse, options,
+        kernels.default, grad_out, query, key, value, out, lse, cu_seqlens_q, cu_seqlens_k, grad_lse, options,
         ATTENTION_VARLEN_BACKWARD,
     )  # fmt: skip

@@ -3,8 +3,9 @@
 import math
 from typing import NamedTuple
 
-from . import _core, _kernels
-from ._forward import ATTENTION
+from .. import _core
+from .._runtime import kernels
+from .forward import ATTENTION
 
 
 class Explanation(NamedTuple):
@@ -41,7 +42,7 @@ def explain(query, key, value, **options):
     >>> sdpa.explain(x, x, x).flops
     536870912
     """
-    kernel = _kernels.default
+    kernel = kernels.default
     call = _core.plan_call(kernel, query, key, value, options, EXPLAINED)
     plan, pairs = call.plan(), call.visible_pairs()
     dim, value_dim = call.query.shape[-1], call.value.shape[-1]
@@ -63,7 +64,7 @@ def explain(query, key, value, **options):
 
 
 def _reasons(call, kernel, plan):
-    best = _kernels.kernels()[0]
+    best = kernels.kernels()[0]
     if kernel.name == best:
         yield f"{kernel.name} is the best kernel that this CPU runs"
     else:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core, _kernels
-from ._checks import check_out, flag, float_array, is_float, plain_array, sum_dtype
-from ._options import AttentionOptions, InputOptions, takes
+from .. import _core
+from .._checks import check_out, flag, float_array, is_float, plain_array, sum_dtype
+from .._options import AttentionOptions, InputOptions, takes
+from .._runtime import kernels
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -49,7 +50,7 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unp
     >>> sdpa.attention(np.array([[1.0]]), key, np.array([[8.0], [4.0]]))
     array([[5.]])
     """
-    return _core.attention(_kernels.default, query, key, value, options, ATTENTION)
+    return _core.attention(kernels.default, query, key, value, options, ATTENTION)
 
 
 ATTENTION_WEIGHTS = takes("attention_weights", InputOptions)
@@ -66,7 +67,7 @@ def attention_weights(query: ArrayLike, key: ArrayLike, **options: Unpack[InputO
     >>> sdpa.attention_weights(np.array([[1.0]]), np.array([[0.0], [np.log(3.0)]]))
     array([[0.25, 0.75]])
     """
-    return _core.attention_weights(_kernels.default, query, key, options, ATTENTION_WEIGHTS)
+    return _core.attention_weights(kernels.default, query, key, options, ATTENTION_WEIGHTS)
 
 
 def merge(outs, lses, *, out=None):
@@ -171,7 +172,7 @@ def scaled_dot_product_attention(
         if attn_mask.dtype != np.bool_ and not is_float(attn_mask.dtype):
             raise TypeError(f"attn_mask has dtype {attn_mask.dtype}: it must be boolean, or floating to be added")
         options["mask" if attn_mask.dtype == np.bool_ else "bias"] = attn_mask
-    return _core.attention(_kernels.default, *arrays, options, AS_TORCH)
+    return _core.attention(kernels.default, *arrays, options, AS_TORCH)
 
 
 AS_TORCH = ATTENTION._replace(said={"mask": "attn_mask", "bias": "attn_mask"})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import _core, _kernels
-from ._options import AttentionOptions, takes
+from .. import _core
+from .._options import AttentionOptions, takes
+from .._runtime import kernels
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -48,5 +49,5 @@ def attention_varlen(
     """
 
     return _core.attention_varlen(
-        _kernels.default, query, key, value, cu_seqlens_q, cu_seqlens_k, options, ATTENTION_VARLEN
+        kernels.default, query, key, value, cu_seqlens_q, cu_seqlens_k, options, ATTENTION_VARLEN
     )

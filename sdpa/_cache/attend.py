@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from . import _core, _kernels
-from ._cache_files import ARRAYS
-from ._checks import (
+from .. import _core
+from .._checks import (
     broadcast_bias,
     broadcast_mask,
     check_out,
@@ -14,6 +13,8 @@ from ._checks import (
     whole_numbers,
     window_and_causal,
 )
+from .._runtime import kernels
+from .files import ARRAYS
 
 MASK_ELEMENTS = 2**22  # of a mask made here for some of the queries at a time
 
@@ -33,12 +34,12 @@ def attend(cache, query, options, known):
     if rows:
         return attend_rows(cache, query, rows, None, None, options, known)
     known.check(options)
-    return attend_window(cache, _core.cached_query(_kernels.default, cache, query), options, known)
+    return attend_window(cache, _core.cached_query(kernels.default, cache, query), options, known)
 
 
 def attend_rows(cache, query, rows, lengths, q_offset, options, known):
     """Attention to the first `rows` rows of the arrays, of batch b to lengths[b]."""
-    return _core.attend_cache(_kernels.default, cache, query, rows, lengths, q_offset, options, known)
+    return _core.attend_cache(kernels.default, cache, query, rows, lengths, q_offset, options, known)
 
 
 def attend_window(cache, query, options, known):

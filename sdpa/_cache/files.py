@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ._cache_store import UNBOUNDED, Memory, new_array, whole_number, without_padding
-from ._checks import FLOATS, whole_numbers
+from .._checks import FLOATS, whole_numbers
+from .store import UNBOUNDED, Memory, new_array, whole_number, without_padding
 
 try:
     import fcntl

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core
-from ._cache_attend import attend
-from ._cache_files import load, save
-from ._cache_store import Store, attributes, whole_number, without_padding
-from ._checks import FLOATS, float_array, is_float, whole_numbers
-from ._options import CacheOptions, takes
+from .. import _core
+from .._checks import FLOATS, float_array, is_float, whole_numbers
+from .._options import CacheOptions, takes
+from .attend import attend
+from .files import load, save
+from .store import Store, attributes, whole_number, without_padding
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

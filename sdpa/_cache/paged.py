@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core, _kernels
-from ._checks import FLOATS, is_float, one_sequence, packed_rows, rows_of
-from ._options import AttentionOptions, takes
+from .. import _core
+from .._checks import FLOATS, is_float, one_sequence, packed_rows, rows_of
+from .._options import AttentionOptions, takes
+from .._runtime import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,7 +192,7 @@ class PagedKVCache:
         """
         one, _, states = self._find_all(sequences)
         keys, values = self._pool.keys, self._pool.values
-        return _core.attend_pages(_kernels.default, query, keys, values, states, one, cu_seqlens_q, options, ATTEND)
+        return _core.attend_pages(kernels.default, query, keys, values, states, one, cu_seqlens_q, options, ATTEND)
 
     # Sizes
 

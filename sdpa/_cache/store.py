@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 
-from . import _core
+from .. import _core
 
 UNBOUNDED = 2**62
 FIRST_ROOM = 64  # tokens that a new cache has room for

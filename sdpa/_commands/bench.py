@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 TEXT = "speed against other libraries and against what the machine can do (in a clone)"
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 MISSING = """python -m sdpa bench needs the folder benchmarks/, which an installed package does not have.
 Clone the repository, and there: pip install -e '.[bench]', then python -m sdpa bench --help"""
 

@@ -1,7 +1,7 @@
 # Single arguments: a quick answer for what is as the kernels take it, that of _checks.py for the rest.  Part of
 # _core.pyx.
 
-cdef object count_threads = None  # of _threads.py, which imports this module
+cdef object count_threads = None  # of _runtime/threads.py, which imports this module
 
 cdef int64_t LONGEST = <int64_t>1 << 40  # size of a key or a value: sizes of scratch must not overflow
 
@@ -17,7 +17,7 @@ cdef bint holds_our_floats(cnp.ndarray array) noexcept:
 cdef int threads_of(given) except -1:
     global count_threads
     if count_threads is None:
-        from ._threads import count as count_threads
+        from ._runtime.threads import count as count_threads
     return count_threads(given)
 
 
@@ -31,10 +31,10 @@ cdef object as_given(cnp.ndarray grad, cnp.ndarray given):
     """The gradient of `given`, from that of what it was broadcast to."""
     cdef int axis
     if cnp.PyArray_TYPE(grad) != cnp.PyArray_TYPE(given) or cnp.PyArray_NDIM(grad) != cnp.PyArray_NDIM(given):
-        return _gradients.summed(grad, given)
+        return gradients.summed(grad, given)
     for axis in range(cnp.PyArray_NDIM(given)):
         if cnp.PyArray_DIM(grad, axis) != cnp.PyArray_DIM(given, axis):
-            return _gradients.summed(grad, given)
+            return gradients.summed(grad, given)
     return grad
 
 

@@ -1,10 +1,10 @@
 # Part of _core.pyx: the algorithm of the gradients.
 #
 # A head, one key/value head of one batch, is taken task by task through the blocks of keys.  A thread that takes a
-# whole head makes all five products of each block (see csrc/backward.h), and sums the gradients of K and V in the
-# result, or, where that cannot hold the sums, in its scratch.  Where heads do not suffice for the threads, a head is
-# cut twice: by tasks for the gradient of Q, and by keys for those of K and V, which takes seven products.  Either way
-# the same numbers are summed in the same order, so the bits are the same.
+# whole head makes all five products of each block (see csrc/backward/backward.h), and sums the gradients of K and V in
+# the result, or, where that cannot hold the sums, in its scratch.  Where heads do not suffice for the threads, a head
+# is cut twice: by tasks for the gradient of Q, and by keys for those of K and V, which takes seven products.  Either
+# way the same numbers are summed in the same order, so the bits are the same.
 
 
 cdef struct stretch:

@@ -1,7 +1,7 @@
 # One call: what it returns, its plan, and the functions by which it is made.  Part of _core.pyx.
 from typing import NamedTuple
 
-from . import _gradients
+from ._attention import gradients
 
 cdef extern from "numpy/arrayobject.h":
     cnp.ndarray PyArray_NewLikeArray(cnp.ndarray, cnp.NPY_ORDER, void *, int)
@@ -212,10 +212,10 @@ cdef class Call(Inputs):
                 grad.fill(0)
             if delta is not None and grad_lse is not None:
                 np.negative(grad_lse, out=delta)
-        return _gradients.Gradients(
+        return gradients.Gradients(
             *[as_given(grad, given) for grad, given in zip(grads, (self.query, self.key, self.value))],
             None if bias is None else as_given(grad_bias, bias),
-            None if delta is None else _gradients.of_sinks(
+            None if delta is None else gradients.of_sinks(
                 self.options["sinks"], self.sinks, out, lse, delta, grad_lse, self.q_starts()),
         )
 

@@ -127,7 +127,7 @@ cdef extern from "sdpa.h" nogil:
         const sdpa_array *out, const sdpa_array *scales)
 
 
-cdef extern from "rotary.h" nogil:
+cdef extern from "layer/rotary.h" nogil:
     ctypedef struct sdpa_axes:
         int count
         int64_t total

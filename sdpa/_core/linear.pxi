@@ -1,4 +1,4 @@
-# Projections, y = x W^T + bias (csrc/linear.h).  Part of _core.pyx.
+# Projections, y = x W^T + bias (csrc/layer/linear.h).  Part of _core.pyx.
 
 # Tiles of rows that are done together: a panel is read from far once for so many, which costs nothing then.
 cdef int64_t LINEAR_TILES = 20

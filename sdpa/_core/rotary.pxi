@@ -1,4 +1,4 @@
-# Rotary embedding (csrc/rotary.c).  Part of _core.pyx.
+# Rotary embedding (csrc/layer/rotary.c).  Part of _core.pyx.
 
 cdef void add_axis(sdpa_axes *axes, int64_t size, ptrdiff_t x, ptrdiff_t out, ptrdiff_t positions) noexcept:
     cdef int last = axes.count - 1

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from ._checks import FLOATS, is_float, plain_array
-from ._forward import attention, attention_weights, merge
-from ._layer_parts import joined
-from ._linear import Linear
-from ._paged import PagedKVCache
-from ._rotary import LIMIT, rotary
+from .._attention.forward import attention, attention_weights, merge
+from .._cache.paged import PagedKVCache
+from .._checks import FLOATS, is_float, plain_array
+from .linear import Linear
+from .parts import joined
+from .rotary import LIMIT, rotary
 
 
 def inputs(layer, x, context, value_context, cache):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ._checks import FLOATS, is_float, plain_array
+from .._checks import FLOATS, is_float, plain_array
 
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 TORCH = ("in_proj_weight", *SEPARATE, "in_proj_bias", "out_proj.weight", "out_proj.bias", "bias_k", "bias_v")

@@ -7,10 +7,10 @@ count)`, the positions of rows that begin at `first`, as `rotary` takes them; an
 
 import numpy as np
 
-from ._cache import KVCache
-from ._checks import lengths_of, rows_of, whole_numbers
-from ._forward import attention, attention_weights
-from ._paged import PagedKVCache
+from .._attention.forward import attention, attention_weights
+from .._cache.kv import KVCache
+from .._cache.paged import PagedKVCache
+from .._checks import lengths_of, rows_of, whole_numbers
 
 
 def keys_for(cache, sequences, cu_seqlens, *, x, context, kv_lengths, layer):

@@ -8,14 +8,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from . import _layer_weights, _threads
-from ._cache import KVCache
-from ._cache_store import whole_number
-from ._layer_call import attend, check_positions, heads, inputs, turn
-from ._layer_keys import keys_for
-from ._layer_parts import Norm, extra_keys, flag, input_weights, rotary_options, vector_or_none, weight_array
-from ._linear import Linear
-from ._paged import PagedKVCache
+from .._cache.kv import KVCache
+from .._cache.paged import PagedKVCache
+from .._cache.store import whole_number
+from .._runtime import threads as _threads
+from . import convert
+from .call import attend, check_positions, heads, inputs, turn
+from .keys import keys_for
+from .linear import Linear
+from .parts import Norm, extra_keys, flag, input_weights, rotary_options, vector_or_none, weight_array
 
 Rotary: TypeAlias = "bool | float | dict[str, Any] | None"
 QKNorm: TypeAlias = "bool | Sequence[ArrayLike] | dict[str, Any] | None"
@@ -138,7 +139,7 @@ class MultiHeadAttention:
         Results are those of the module in eval mode, without dropout.  In a mask of this library True means may
         attend, in one of that module may not.
         """
-        options = _layer_weights.of_torch(module, num_heads, prefix, batch_first, add_zero_attn)
+        options = convert.of_torch(module, num_heads, prefix, batch_first, add_zero_attn)
         return cls(**options, rotary=rotary, qk_norm=qk_norm, threads=threads)
 
     @classmethod
@@ -154,7 +155,7 @@ class MultiHeadAttention:
         The arguments of calls are (query, value, key) there, and (x, context, value_context) here: query, key, value.
         A layer with a sliding_window is refused: take its get_weights(), and give the window in calls.
         """
-        return cls(**_layer_weights.of_keras(layer, prefix), rotary=rotary, qk_norm=qk_norm, threads=threads)
+        return cls(**convert.of_keras(layer, prefix), rotary=rotary, qk_norm=qk_norm, threads=threads)
 
     @classmethod
     def from_flax(
@@ -164,7 +165,7 @@ class MultiHeadAttention:
         flax.nnx.MultiHeadAttention: {"query": {"kernel", "bias"}, "key": ..., "value": ..., "out": ...}, in "params" or
         not.  query_ln and key_ln, if there, become qk_norm.
         """
-        options = _layer_weights.of_flax(params)
+        options = convert.of_flax(params)
         if qk_norm is not None:
             if "qk_norm" in options:
                 raise ValueError(f"qk_norm is {qk_norm!r} and params have query_ln and key_ln: qk_norm must be None")

@@ -8,7 +8,9 @@ import math
 
 import numpy as np
 
-from . import _core, _kernels, _threads
+from .. import _core
+from .._runtime import kernels
+from .._runtime import threads as _threads
 
 
 class Linear:
@@ -28,7 +30,7 @@ class Linear:
         outs, ins = self.weight.shape
         rows = math.prod(x.shape[:-1])
         out = np.empty((rows, outs), x.dtype if dtype is None else dtype)
-        kernel = _kernels.default
+        kernel = kernels.default
         _core.linear(kernel, x.reshape(rows, ins), *self._pack(kernel, out.dtype), out, _threads.count(threads))
         return out.reshape(*x.shape[:-1], outs)
 

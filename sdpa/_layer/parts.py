@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from ._checks import FLOATS, is_float, plain_array, sum_dtype
-from ._rotary import rotary
+from .._checks import FLOATS, is_float, plain_array, sum_dtype
+from .rotary import rotary
 
 ROTARY = ("base", "interleaved", "dim")
 NORM = ("query", "key", "eps", "center")

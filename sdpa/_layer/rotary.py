@@ -7,8 +7,9 @@ import operator
 
 import numpy as np
 
-from . import _core, _threads
-from ._checks import FLOATS, check_out, is_float, plain_array
+from .. import _core
+from .._checks import FLOATS, check_out, is_float, plain_array
+from .._runtime import threads as _threads
 
 LIMIT = 2**53  # up to here float64 holds every whole number
 

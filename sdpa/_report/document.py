@@ -3,9 +3,9 @@
 import re
 from html import escape
 
-from . import _drawing
-from ._page_style import STYLE
-from ._svg import SUBSCRIPT, svg
+from . import drawing
+from .page_style import STYLE
+from .svg import SUBSCRIPT, svg
 
 POWER = r"\^\(((?:[^()]|\([^()]*\))*)\)"  # in text: e^(-1/2)
 ITALIC, UPRIGHT = "<sub>model</sub></var>", "</var><sub>model</sub>"  # a word, not a variable
@@ -55,7 +55,7 @@ def figures(list_of_figures, numbers, prefix):
     """Figures of these numbers, side by side where there is room."""
     drawn = []
     for number, figure in enumerate(list_of_figures, 1):
-        with _drawing.style():
+        with drawing.style():
             image = svg(figure.draw(numbers), f"{prefix}-{number}", figure.caption)
         drawn.append(f"<figure>\n{image}\n<figcaption>{as_html(figure.caption)}</figcaption>\n</figure>")
     return f'<div class="figures">\n{chr(10).join(drawn)}\n</div>' if drawn else ""
@@ -83,5 +83,5 @@ def _cell(one, i, j):
 def facts(items, figures):
     """Names with texts, for the foot of a page."""
     listed = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in items.items())
-    missing = "" if figures else f"<p>Figures need matplotlib: <code>pip install '{_drawing.EXTRA}'</code></p>\n"
+    missing = "" if figures else f"<p>Figures need matplotlib: <code>pip install '{drawing.EXTRA}'</code></p>\n"
     return f"{missing}<dl>\n{listed}\n</dl>"

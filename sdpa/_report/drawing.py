@@ -1,4 +1,4 @@
-"""Figures in one style, with matplotlib.  They are drawn in the colours of the light page; `_svg.py` replaces each by
+"""Figures in one style, with matplotlib.  They are drawn in the colours of the light page; `svg.py` replaces each by
 the variable of the style sheet that is light or dark."""
 
 import importlib.util

@@ -1,8 +1,8 @@
-"""The style sheet of the page; the colours of figures are variables of it (`_svg.py`)."""
+"""The style sheet of the page; the colours of figures are variables of it (`svg.py`)."""
 
-from ._drawing import COLOURS, GRID, INK, MUTED, PAPER
+from .drawing import COLOURS, GRID, INK, MUTED, PAPER
 
-# In the order of `_drawing.COLOURS`, light enough for dark paper.
+# In the order of `drawing.COLOURS`, light enough for dark paper.
 DARK_COLOURS = ("#7aa7ff", "#ff9466", "#5fcb82", "#c79af2", "#e2b34f", "#55c8dd")
 
 

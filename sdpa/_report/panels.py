@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ._drawing import COLOURS, INK, draw_band, panel
-from ._statistics import band
+from .drawing import COLOURS, INK, draw_band, panel
+from .statistics import band
 
 
 def lines_over(

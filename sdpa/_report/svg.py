@@ -4,15 +4,15 @@ import html
 import io
 import re
 
-from . import _drawing
-from ._page_style import DARK, LIGHT
+from . import drawing
+from .page_style import DARK, LIGHT
 
 VARIABLES = {
-    _drawing.INK: "--ink",
-    _drawing.MUTED: "--muted",
-    _drawing.GRID: "--grid",
-    _drawing.PAPER: "--paper",
-    **{colour: f"--series-{number}" for number, colour in enumerate(_drawing.COLOURS, 1)},
+    drawing.INK: "--ink",
+    drawing.MUTED: "--muted",
+    drawing.GRID: "--grid",
+    drawing.PAPER: "--paper",
+    **{colour: f"--series-{number}" for number, colour in enumerate(drawing.COLOURS, 1)},
 }
 SUBSCRIPT = r"(?<![A-Za-z])([A-Za-z])_(k|model|[A-Z])\b"  # in text: d_k, d_model, W_Q
 LOWERED = r'\1<tspan dy="1.5" style="font-size: 75%">\2</tspan><tspan dy="-1.5">&#8203;</tspan>'
@@ -24,7 +24,7 @@ MARGIN = 8  # points, around a picture
 def svg(figure, prefix, label):
     """A figure in the colours of the page, with its own ids."""
     file = io.StringIO()
-    with _drawing.style():
+    with drawing.style():
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]

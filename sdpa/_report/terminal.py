@@ -7,7 +7,7 @@ import sys
 import textwrap
 import time
 
-from ._experiment import VERDICTS
+from ..lab._experiment import VERDICTS
 
 NARROWEST, DEFAULT_WIDTH, WIDEST = 60, 100, 120
 NARROWEST_COLUMN = 8

@@ -3,7 +3,7 @@
 import os
 import platform
 
-from . import _core
+from .. import _core
 
 
 def find(name):
@@ -31,8 +31,8 @@ def kernels():
 
 def build_info():
     """What was built, with what, and what of it is in use."""
-    from . import __version__
-    from ._threads import usable_cpus
+    from .. import __version__
+    from .threads import usable_cpus
 
     return {
         "version": __version__,

@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from . import _core
+from .. import _core
 
 MOST = max(64, 4 * (os.cpu_count() or 1))  # more than that would only wait for each other
 

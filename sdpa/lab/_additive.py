@@ -8,9 +8,9 @@ import numpy as np
 
 import sdpa
 
+from .._report.panels import lines_over
 from ._experiment import Experiment, Figure, Finding, Table, check_lists, check_sizes
 from ._measures import DIMS, judged, sharpness
-from ._panels import lines_over
 
 KINDS = "dot product, scale 1", "dot product, 1/√d_k", "additive", "additive, W of variance 1"
 BARE, ROOT, USUAL, WIDE = range(4)

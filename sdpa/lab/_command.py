@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from . import EXPERIMENTS, _drawing, _page, _terminal
+from .._report import drawing, terminal
+from . import EXPERIMENTS, _page
 from ._experiment import carry_out
 from ._machine import machine
 
@@ -34,7 +35,7 @@ def add_to(commands):
 
 
 def _add_experiment(parsers, experiment):
-    text = f"{experiment.title}.  {_terminal.plain(experiment.claim)}".replace("%", "%%")
+    text = f"{experiment.title}.  {terminal.plain(experiment.claim)}".replace("%", "%%")
     parser = parsers.add_parser(experiment.name, help=experiment.title.replace("%", "%%"), description=text)
     # A default here would overrule what is given before the name of the experiment.
     for flag, what in ("--html", "a page"), ("--json", "the numbers"):
@@ -93,11 +94,11 @@ def _all(parser, arguments):
         page = None if arguments.no_html else arguments.html or file_to_write(PAGE)
     except argparse.ArgumentTypeError as error:
         parser.error(f"the page {error}; choose another with --html, or --no-html")
-    progress = _terminal.Progress(len(EXPERIMENTS))
+    progress = terminal.Progress(len(EXPERIMENTS))
     runs = []
     for experiment in EXPERIMENTS:
         runs.append(_carry_out(experiment, {}, progress))
-    _print(_terminal.summary(runs))
+    _print(terminal.summary(runs))
     _write(runs, page, arguments.json)
 
 
@@ -106,7 +107,7 @@ def _one(experiment, parser, arguments):
         parser.error("argument --html: not allowed with argument --no-html")
     chosen = {name.split()[1]: value for name, value in vars(arguments).items() if name.startswith("option ")}
     try:
-        run = _carry_out(experiment, chosen, _terminal.Progress(1))
+        run = _carry_out(experiment, chosen, terminal.Progress(1))
     except ValueError as error:
         # The functions name the arguments that are wrong; anything else is a fault of theirs.
         wrong = [name for name in chosen if re.search(rf"\b{name}\b", str(error))]
@@ -114,7 +115,7 @@ def _one(experiment, parser, arguments):
             raise
         options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
         parser.error(f"argument {options}: {error}")
-    _print(_terminal.report(run))
+    _print(terminal.report(run))
     _write([run], arguments.html, arguments.json)
 
 
@@ -137,11 +138,11 @@ def _print(text):
 
 def _write(runs, page, numbers):
     if page is not None:
-        figures = _drawing.available()
+        figures = drawing.available()
         page.write_text(_page.page(runs, figures=figures, date=time.strftime("%Y-%m-%d %H:%M")), encoding="utf-8")
         print(f"\nThe page{'' if figures else ', without figures'}: {page.resolve()}")
         if not figures:
-            print(f"It has figures where matplotlib is there: pip install '{_drawing.EXTRA}'")
+            print(f"It has figures where matplotlib is there: pip install '{drawing.EXTRA}'")
     if numbers is not None:
         record = {"machine": machine(), "experiments": {run.experiment.name: _record(run) for run in runs}}
         text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False)

@@ -6,6 +6,7 @@ import numpy as np
 
 import sdpa
 
+from .._report.panels import lines_over
 from ._experiment import (
     Experiment,
     Figure,
@@ -17,7 +18,6 @@ from ._experiment import (
     check_sizes,
 )
 from ._measures import DIMS, freezing, judged, sharpness
-from ._panels import lines_over
 
 ROOT, NORMED, FIXED = range(3)
 

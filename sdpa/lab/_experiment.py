@@ -32,7 +32,7 @@ class Table(NamedTuple):
 
 class Figure(NamedTuple):
     caption: str
-    draw: Callable[[Any], Any]  # numbers -> matplotlib.figure.Figure, made with `_drawing.panel`
+    draw: Callable[[Any], Any]  # numbers -> matplotlib.figure.Figure, made with `drawing.panel`
 
 
 class Experiment(NamedTuple):

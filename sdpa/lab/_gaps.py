@@ -7,7 +7,7 @@ import numpy as np
 
 import sdpa
 
-from ._drawing import COLOURS, MUTED, panel
+from .._report.drawing import COLOURS, MUTED, panel
 from ._experiment import (
     FALSE,
     HELD,

@@ -6,9 +6,9 @@ import numpy as np
 
 import sdpa
 
+from .._report.panels import lines_over
 from ._experiment import Experiment, Figure, Finding, Table, check_lists, check_sizes
 from ._measures import judged, sharpness
-from ._panels import lines_over
 
 SCALES = "1", "1/√d_k", "1/√d"
 BARE, ROOT, MODEL = range(3)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .._checks import is_float
-from . import _drawing
+from .._report import drawing
 
 CELL, LABELS, HEADING, SCALE = 15, 56, 24, 62  # CSS pixels: a cell, words beside the cells, a title, the scale below
 LARGEST_MAP = 720  # cells shrink where a map would be larger
@@ -39,9 +39,9 @@ def heatmap(
         titles = [f"head {head + 1}" for head in range(heads)] if heads > 1 else [""]
     else:
         titles = _labels("titles", titles, heads, "heads")
-    if not _drawing.available():
-        raise ImportError(f"heatmap needs matplotlib: pip install '{_drawing.EXTRA}'")
-    with _drawing.style():
+    if not drawing.available():
+        raise ImportError(f"heatmap needs matplotlib: pip install '{drawing.EXTRA}'")
+    with drawing.style():
         return _draw(maps, tokens, key_tokens, titles)
 
 
@@ -81,8 +81,8 @@ def _draw(maps, tokens, key_tokens, titles):
     cell = min(CELL, LARGEST_MAP / max(M, N))
     wide = max(360, columns * max(cell * N, 60) + LABELS)
     high = rows * (max(cell * M, 30) + HEADING) + LABELS + SCALE
-    figure, axes = _drawing.panel(wide, high, rows, columns, squeeze=False, sharex=True, sharey=True)
-    figure.set_facecolor(_drawing.PAPER)
+    figure, axes = drawing.panel(wide, high, rows, columns, squeeze=False, sharex=True, sharey=True)
+    figure.set_facecolor(drawing.PAPER)
     for ax in axes.flat[heads:]:
         ax.set_visible(False)
     for head, (ax, weights, title) in enumerate(zip(axes.flat, maps, titles)):
@@ -102,7 +102,7 @@ def _draw(maps, tokens, key_tokens, titles):
     return figure
 
 
-def shades(colour=_drawing.COLOURS[0], strongest=1.0):
+def shades(colour=drawing.COLOURS[0], strongest=1.0):
     """From nothing to a colour: transparent, so that it is right on light and on dark paper."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 

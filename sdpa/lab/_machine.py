@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import _threads
-from .._kernels import build_info
+from .._runtime import threads
+from .._runtime.kernels import build_info
 
 
 def machine():
@@ -14,7 +14,7 @@ def machine():
     built = build_info()
     return {
         "machine": f"{_cpu()}, {built['machine']}, {platform.system()}",
-        "threads": str(_threads.count()),
+        "threads": str(threads.count()),
         "sdpa": f"{built['version']}, kernel {built['kernel']}",
         "NumPy": np.__version__,
         "Python": platform.python_version(),

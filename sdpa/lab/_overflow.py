@@ -6,10 +6,10 @@ import numpy as np
 
 import sdpa
 
+from .._report.panels import lines_over
 from ._experiment import Experiment, Figure, Finding, Table, check_lists, check_sizes
 from ._gaps import weights_of
 from ._measures import judged
-from ._panels import lines_over
 
 DTYPES = "float16", "float32", "float64"
 HALF, SINGLE, DOUBLE = range(3)

@@ -2,8 +2,8 @@
 
 from html import escape
 
-from . import _document
-from ._document import as_html, document, facts, table, unbroken
+from .._report import document as _document
+from .._report.document import as_html, document, facts, table, unbroken
 from ._experiment import MARKS, VERDICTS
 from ._machine import machine
 

@@ -9,8 +9,8 @@ import sdpa
 from ._words import draw_matrix
 
 # NumPy multiplies here, and its BLAS leaves threads that go on spinning after each product: with two threads of its
-# own on two cores the library waits for them, and a step takes 13 ms instead of 0.9.  `sdpa._linear.Linear` is for
-# weights that stay: it lays them out once, and has no product for the gradient of a matrix.
+# own on two cores the library waits for them, and a step takes 13 ms instead of 0.9.  `sdpa._layer.linear.Linear` is
+# for weights that stay: it lays them out once, and has no product for the gradient of a matrix.
 THREADS = 1
 ROOT_HALF = 0.5**0.5
 

@@ -6,10 +6,10 @@ import numpy as np
 
 import sdpa
 
-from ._drawing import INK
+from .._report.drawing import INK
+from .._report.panels import lines_over
 from ._experiment import Experiment, Figure, Finding, Table, check_lists, check_sizes
 from ._measures import DIMS, freezing, gap_rate, judged, sharpness
-from ._panels import lines_over
 
 SCALES = "1", "1/√d_k", "1/d_k", "1/√d_model"
 BARE, ROOT, FLAT, MODEL = range(4)

@@ -7,10 +7,10 @@ import numpy as np
 
 import sdpa
 
-from ._drawing import COLOURS, panel
+from .._report.drawing import COLOURS, panel
+from .._report.statistics import Band, band, shown
 from ._experiment import FALSE, HELD, PARTLY, Experiment, Figure, Finding, Table, check_sizes
 from ._heatmap import heatmap
-from ._statistics import Band, band, shown
 from ._words import RULE, draw_matrix, embed
 
 SENTENCE = "The dog chased the ball because it was fast"

@@ -7,7 +7,7 @@ import numpy as np
 
 import sdpa
 
-from ._drawing import COLOURS, INK, panel
+from .._report.drawing import COLOURS, INK, panel
 from ._experiment import FALSE, HELD, Experiment, Figure, Finding, Table, check_sizes
 from ._heatmap import shades
 from ._words import RULE, draw_matrix, embed

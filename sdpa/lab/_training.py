@@ -6,12 +6,12 @@ import numpy as np
 
 import sdpa
 
-from ._drawing import COLOURS, draw_band, panel
+from .._report.drawing import COLOURS, draw_band, panel
+from .._report.panels import legend_above, lines_over
+from .._report.statistics import band, shown
 from ._experiment import Experiment, Figure, Finding, Table, check_positive_lists, check_sizes
 from ._measures import judged
-from ._panels import legend_above, lines_over
 from ._recall_model import THREADS, Adam, draw_batch, draw_parameters, learn_from
-from ._statistics import band, shown
 
 SCALES = "1", "1/√d_k", "1/d_k", "1/√d_model"
 BARE, ROOT, FLAT, MODEL = range(4)

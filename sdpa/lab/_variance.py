@@ -7,10 +7,10 @@ import numpy as np
 
 import sdpa
 
-from ._drawing import COLOURS, INK, MUTED, draw_band, panel
+from .._report.drawing import COLOURS, INK, MUTED, draw_band, panel
+from .._report.panels import mark_sizes
+from .._report.statistics import Band, agrees, band, shown
 from ._experiment import FALSE, HELD, Experiment, Figure, Finding, Table, check_lists, check_sizes
-from ._panels import mark_sizes
-from ._statistics import Band, agrees, band, shown
 
 FACTORS = (0.125, 0.5, 3.0)
 SHIFT = 0.5  # the mean of all elements, where it is not 0

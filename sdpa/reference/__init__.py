@@ -27,7 +27,7 @@ no one. What a hidden key or value holds has no influence, NaN and inf included;
 influence arithmetic gives it.
 """
 
-from .._gradients import Gradients
+from .._attention.gradients import Gradients
 from ._additive import AdditiveGradients, additive_attention, additive_attention_backward
 from ._attention import (
     attention,

@@ -5,7 +5,7 @@ import operator
 
 import numpy as np
 
-from .._gradients import Gradients
+from .._attention.gradients import Gradients
 from ._arrays import arithmetic, cast, deliver, fit, per_batch, per_head, rounded, to_float
 
 

@@ -7,25 +7,12 @@ import re
 
 import numpy as np
 import pytest
-from conftest import (
-    DTYPES,
-    HALF,
-    LAYOUTS,
-    OPTIONS,
-    WIDE,
-    arithmetic,
-    assert_same_bits,
-    bfloat16,
-    float16,
-    float32,
-    float64,
-    inf,
-    judge,
-    nan,
-    on_kernels,
-    options_for,
-    rng,
-)
+from ml_dtypes import bfloat16
+from support.accuracy import arithmetic, assert_same_bits, judge
+from support.draw import DTYPES, HALF, WIDE, float16, float32, float64, inf, nan, rng
+from support.kernels import on_kernels
+from support.layouts import LAYOUTS
+from support.options import OPTIONS, options_for
 
 import sdpa
 from sdpa import reference

@@ -4,22 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import (
-    DTYPES,
-    HALF,
-    OPTIONS,
-    WIDE,
-    bfloat16,
-    draw,
-    exactly,
-    float32,
-    float64,
-    inf,
-    judge,
-    on_kernels,
-    options_for,
-    rng,
-)
+from ml_dtypes import bfloat16
+from support.accuracy import exactly, judge
+from support.draw import DTYPES, HALF, WIDE, draw, float32, float64, inf, rng
+from support.kernels import on_kernels
+from support.options import OPTIONS, options_for
 
 import sdpa
 from sdpa import reference

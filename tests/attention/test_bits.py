@@ -2,20 +2,12 @@
 
 import numpy as np
 import pytest
-from conftest import (
-    HALF,
-    LAYOUTS,
-    OPTIONS,
-    WIDE,
-    assert_same_bits,
-    bfloat16,
-    draw,
-    float32,
-    nan,
-    on_kernels,
-    options_for,
-    rng,
-)
+from ml_dtypes import bfloat16
+from support.accuracy import assert_same_bits
+from support.draw import HALF, WIDE, draw, float32, nan, rng
+from support.kernels import on_kernels
+from support.layouts import LAYOUTS
+from support.options import OPTIONS, options_for
 
 import sdpa
 

@@ -5,28 +5,17 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import (
-    HALF,
-    MIXED,
-    OPTIONS,
-    WIDE,
-    assert_same_bits,
-    bfloat16,
-    draw,
-    float16,
-    float32,
-    float64,
-    inf,
-    judge,
-    nan,
-    on_kernels,
-    options_for,
-    rng,
-)
-from test_kernels import extra_memory
+from ml_dtypes import bfloat16
+from support.accuracy import assert_same_bits, judge
+from support.draw import HALF, MIXED, WIDE, draw, float16, float32, float64, inf, nan, rng
+from support.kernels import on_kernels
+from support.options import OPTIONS, options_for
+from support.processes import extra_memory
 
 import sdpa
-from sdpa import _cache, _core, _kernels, reference
+from sdpa import _core, reference
+from sdpa._cache import kv
+from sdpa._runtime import kernels
 
 EACH_DTYPE = on_kernels(WIDE, HALF, half="best")
 EACH_ARITHMETIC = on_kernels({"float32": float32, "bfloat16": bfloat16}, half="best")
@@ -348,7 +337,7 @@ def core(query, key, value, *, key_scale, value_scale, group, kv_lengths=None, *
     for array, given in zip(cache._now.arrays, (key, value, key_scale, value_scale)):
         array[:, :, :rows] = given
     options = dict(causal=False, return_lse=True) | options
-    return _core.attend_cache(_kernels.default, cache, query, rows, kv_lengths, None, options, _cache.ATTEND)
+    return _core.attend_cache(kernels.default, cache, query, rows, kv_lengths, None, options, kv.ATTEND)
 
 
 def draw_problem(sizes, dtype, B=2, H=4, G=2, M=1, keys=N):

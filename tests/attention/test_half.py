@@ -5,32 +5,12 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import (
-    HALF,
-    KERNELS,
-    MIXED,
-    OPTIONS,
-    PAIRS_OF_BFLOAT16,
-    WIDE,
-    WIDENING,
-    arithmetic,
-    assert_same_bits,
-    bfloat16,
-    draw,
-    eps,
-    float16,
-    float32,
-    float64,
-    inf,
-    judge,
-    nan,
-    on_kernels,
-    options_for,
-    rng,
-    rounds_weights,
-    run_python,
-    units,
-)
+from ml_dtypes import bfloat16
+from support.accuracy import arithmetic, assert_same_bits, eps, judge, rounds_weights, units
+from support.draw import HALF, MIXED, WIDE, draw, float16, float32, float64, inf, nan, rng
+from support.kernels import KERNELS, PAIRS_OF_BFLOAT16, WIDENING, on_kernels
+from support.options import OPTIONS, options_for
+from support.processes import run_python
 
 import sdpa
 from sdpa import reference
@@ -352,7 +332,7 @@ def test_values_of_all_sizes(kernel, dtype, rows, spread):
     exponents = np.arange(*{float16: (-24, 12), bfloat16: (-133, 100)}[dtype])
     query, key, value = draw(1, 2, 1, rows, 133, 8, exponents.size)
     if spread == 8 and rounds_weights(*(x.astype(dtype) for x in (query, key, value))):
-        pytest.skip("small weights times small values may be lost: see csrc/pairs.h")
+        pytest.skip("small weights times small values may be lost: see csrc/forward/pairs.h")
     alone = np.arange(exponents.size) % 133 == np.arange(133)[:, None]
     value = np.concatenate([value, value * alone], axis=-1) * np.tile(2.0**exponents, 2)
     check((query * spread).astype(dtype), key.astype(dtype), value.astype(dtype))

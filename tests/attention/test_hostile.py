@@ -1,24 +1,13 @@
 """Arrays that few calls hold and that whoever sends them may choose: values too large to sum, NaN and inf in bulk,
-denormals, long sums.  What they give; benchmarks/hostile.py says how long they take."""
+denormals, long sums.  What they give; benchmarks/studies/hostile.py says how long they take."""
 
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import (
-    HALF,
-    WIDE,
-    assert_same_bits,
-    bfloat16,
-    draw,
-    exactly,
-    float32,
-    float64,
-    inf,
-    judge,
-    nan,
-    on_kernels,
-    rng,
-)
+from ml_dtypes import bfloat16
+from support.accuracy import assert_same_bits, exactly, judge
+from support.draw import HALF, WIDE, draw, float32, float64, inf, nan, rng
+from support.kernels import on_kernels
 
 import sdpa
 from sdpa import reference

@@ -4,22 +4,12 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import (
-    HALF,
-    LAYOUTS,
-    LEADING,
-    assert_same_bits,
-    bfloat16,
-    draw,
-    float16,
-    float32,
-    float64,
-    nan,
-    on_kernels,
-    rng,
-    rounds_weights,
-    run_python,
-)
+from ml_dtypes import bfloat16
+from support.accuracy import assert_same_bits, rounds_weights
+from support.draw import HALF, draw, float16, float32, float64, nan, rng
+from support.kernels import on_kernels
+from support.layouts import LAYOUTS, LEADING
+from support.processes import run_python
 
 import sdpa
 from sdpa import reference

@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from conftest import run_python
+from support.processes import run_python
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers that send signals")
 
@@ -13,7 +13,7 @@ START = """
 import faulthandler, gc, signal, threading, time, tracemalloc
 import numpy as np, numpy.ma, sdpa
 from sdpa import _core
-from sdpa._linear import Linear
+from sdpa._layer.linear import Linear
 
 def raise_it(*_):
     raise KeyboardInterrupt
@@ -95,7 +95,7 @@ assert out[0, 0, 0, 0] == 127 and out[0, 0, -1, 0] == 0
 """,
     "packing": """
 weight, packed = np.broadcast_to(np.float32(1), (1 << 18, 2048)), []
-print(stopped(lambda: packed.append(_core.pack_weights(sdpa._kernels.default, weight, None))), works())
+print(stopped(lambda: packed.append(_core.pack_weights(sdpa._runtime.kernels.default, weight, None))), works())
 assert not packed
 """,
 }

@@ -7,27 +7,19 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import (
-    HALF,
-    KERNELS,
-    PAIRS_OF_BFLOAT16,
-    ROOT,
-    WIDE,
-    assert_same_bits,
-    bfloat16,
-    draw,
-    on_kernels,
-    rng,
-    run_python,
-)
+from ml_dtypes import bfloat16
+from support.accuracy import assert_same_bits
+from support.draw import HALF, WIDE, draw, rng
+from support.kernels import KERNELS, PAIRS_OF_BFLOAT16, on_kernels
+from support.processes import ROOT, extra_memory, run_python
 
 import sdpa
-from sdpa import _core, _kernels
+from sdpa import _core
+from sdpa._runtime import kernels
 
 NAMES = ["avx512_bf16", "avx512", "avx2", "neon", "baseline"]  # best first
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"}
@@ -121,7 +113,7 @@ def test_pairs_of_bfloat16_are_for_bfloat16_alone(monkeypatch, dtype, M):
     arrays = draw(M=M, N=300, dtype=dtype)
     results = []
     for name in PAIRS_OF_BFLOAT16, "avx512":
-        monkeypatch.setattr(_kernels, "default", KERNELS[name])
+        monkeypatch.setattr(kernels, "default", KERNELS[name])
         results.append(sdpa.attention(*arrays, causal=True, return_lse=True))
     for one, other in zip(*results):
         assert_same_bits(one, other)
@@ -133,7 +125,7 @@ def test_pairs_of_bfloat16_are_for_many_rows(monkeypatch, M, same):
     arrays = draw(M=M, N=300, dtype=bfloat16)
     results = []
     for name in PAIRS_OF_BFLOAT16, "avx512":
-        monkeypatch.setattr(_kernels, "default", KERNELS[name])
+        monkeypatch.setattr(kernels, "default", KERNELS[name])
         results.append(sdpa.attention(*arrays, return_lse=True)[1])
     assert (results[0] == results[1]).all() == same
 
@@ -223,17 +215,6 @@ MEMORY = {
     "mask and bias": (np.asarray, dict(mask=np.ones(1, bool), bias=np.zeros((1, 1)))),
     "everything": (np.asfortranarray, dict(window=(None, 5), softcap=3.0, sinks=np.ones(2), alibi_slopes=np.ones(2))),
 }
-
-
-def extra_memory(query, key, value, **options):
-    sdpa.attention(query, key, value, **options)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        out = sdpa.attention(query, key, value, **options)
-        return tracemalloc.get_traced_memory()[1] - before - out.nbytes
-    finally:
-        tracemalloc.stop()
 
 
 @on_kernels({"float32": np.float32}, HALF, half="best")

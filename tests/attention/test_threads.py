@@ -8,10 +8,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import assert_same_bits, draw, run_python
+from support.accuracy import assert_same_bits
+from support.draw import draw
+from support.processes import run_python
 
 import sdpa
-from sdpa import _core, _threads
+from sdpa import _core
+from sdpa._runtime import threads as _threads
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 needs_openmp = pytest.mark.skipif(not _core.OPENMP, reason="built without OpenMP: there is one thread")
@@ -65,7 +68,7 @@ import os, sdpa
 cpus = sorted(os.sched_getaffinity(0))
 for n in range(1, len(cpus) + 1):
     os.sched_setaffinity(0, cpus[:n])
-    print(n == sdpa._threads.usable_cpus() == sdpa._threads.count() == sdpa.build_info()["usable_cpus"])
+    print(n == sdpa._runtime.threads.usable_cpus() == sdpa._runtime.threads.count() == sdpa.build_info()["usable_cpus"])
 """
     if _threads.cpu_quota() < len(os.sched_getaffinity(0)):
         pytest.skip("a CPU quota binds tighter than affinity here")
@@ -87,7 +90,7 @@ def test_pinned_threads(environment):
     if len(cpus) == 1 or _threads.cpu_quota() < len(cpus):
         pytest.skip("there is one CPU, or a CPU quota binds tighter than affinity here")
     environment = {name: value.replace("CPUS", " ".join(map(str, cpus))) for name, value in environment.items()}
-    code = COUNT + "print(sdpa._threads.count(), sdpa.build_info()['usable_cpus'], 1 + started(2000))"
+    code = COUNT + "print(sdpa._runtime.threads.count(), sdpa.build_info()['usable_cpus'], 1 + started(2000))"
     expected = f"{len(cpus)} {len(cpus)} {len(cpus)}"
     assert run_python(code, **environment) == expected
 

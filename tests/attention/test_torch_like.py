@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
-from conftest import HALF, assert_same_bits, bfloat16, draw, on_kernels, rng
+from ml_dtypes import bfloat16
+from support.accuracy import assert_same_bits
+from support.draw import HALF, draw, rng
+from support.kernels import on_kernels
 
 import sdpa
 from sdpa import reference, scaled_dot_product_attention

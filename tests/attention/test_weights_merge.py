@@ -4,28 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import (
-    HALF,
-    LAYOUTS,
-    OPTIONS,
-    SCORES,
-    WIDE,
-    allowed,
-    arithmetic,
-    assert_same_bits,
-    draw,
-    eps,
-    exactly,
-    float16,
-    float32,
-    float64,
-    inf,
-    nan,
-    on_kernels,
-    options_for,
-    rng,
-    units,
-)
+from support.accuracy import allowed, arithmetic, assert_same_bits, eps, exactly, units
+from support.draw import HALF, WIDE, draw, float16, float32, float64, inf, nan, rng
+from support.kernels import on_kernels
+from support.layouts import LAYOUTS
+from support.options import OPTIONS, SCORES, options_for
 
 import sdpa
 from sdpa import reference

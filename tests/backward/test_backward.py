@@ -6,44 +6,24 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import test_varlen as varlen
-from conftest import (
-    DTYPES,
-    HALF,
-    KERNELS,
-    LAYOUTS,
-    LEADING,
-    OPTIONS,
-    PAIRS_OF_BFLOAT16,
-    SCORES,
-    WIDE,
-    arithmetic,
-    assert_same_bits,
-    bfloat16,
-    draw,
-    eps,
-    exactly,
-    examples,
-    float16,
-    float32,
-    float64,
-    inf,
-    nan,
-    on_kernels,
-    options_for,
-    rng,
-    run_python,
-    units,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_edges import BLIND, HIDDEN
-from test_errors import ERRORS, INPUTS, NOT_OURS, ones, raises, table
-from test_options_property import EVERY_KERNEL, PROPERTY, problems
-from test_reference_backward import BROADCASTS, by_differences, upstream
+from ml_dtypes import bfloat16
+from support import packed as varlen
+from support.accuracy import arithmetic, assert_same_bits, eps, exactly, units
+from support.differences import BROADCASTS, by_differences, upstream
+from support.draw import DTYPES, HALF, WIDE, draw, float16, float32, float64, inf, nan, rng
+from support.edges import BLIND, HIDDEN
+from support.errors import ERRORS, INPUTS, NOT_OURS, ones, raises, table
+from support.kernels import KERNELS, PAIRS_OF_BFLOAT16, on_kernels
+from support.layouts import LAYOUTS, LEADING
+from support.options import OPTIONS, SCORES, options_for
+from support.problems import EVERY_KERNEL, PROPERTY, examples, problems
+from support.processes import run_python
 
 import sdpa
-from sdpa import _kernels, reference
+from sdpa import reference
+from sdpa._runtime import kernels
 from sdpa.reference._attention import align, compare, over_groups, reduced, split
 
 EACH_DTYPE = on_kernels(WIDE, HALF, half="best")
@@ -127,11 +107,11 @@ def judge(grads, call, *, oracle=reference.attention_backward, sizes=sizes_of, f
     are under a multiple of NumPy's plus a rounding floor.  Where the result is of a narrower dtype, half a rounding
     of it is added; where pairs of bfloat16 are multiplied, one of them for the weights and the gradients of scores.
     The kernel in plain C rounds products too, as NumPy does not."""
-    factor += 0.5 * (_kernels.default.name == "baseline")
+    factor += 0.5 * (kernels.default.name == "baseline")
     call = {name: x for name, x in call.items() if name != "threads"}
     wide = arithmetic(call["query"].dtype)
     exact, naive = (oracle(**call, dtype=dtype) for dtype in (exactly(call["query"].dtype), wide))
-    pairs = _kernels.default.name == PAIRS_OF_BFLOAT16 and all(
+    pairs = kernels.default.name == PAIRS_OF_BFLOAT16 and all(
         call[name].dtype == bfloat16 for name in ("query", "key", "value")
     )
     assert isinstance(grads, sdpa.Gradients)
@@ -1174,6 +1154,6 @@ def test_pairs_of_bfloat16_are_for_bfloat16_alone(monkeypatch, dtype):
     call = named(["causal", "bias of heads", "sinks"], M=100, N=300, dtype=dtype)
     results = []
     for name in PAIRS_OF_BFLOAT16, "avx512":
-        monkeypatch.setattr(_kernels, "default", KERNELS[name])
+        monkeypatch.setattr(kernels, "default", KERNELS[name])
         results.append(run(call))
     assert_all_same(*results)

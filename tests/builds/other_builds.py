@@ -1,6 +1,6 @@
-"""Runs tests on other builds of the extension: `python tests/other_builds.py arm` on a simulated Arm CPU, for which the
-extension is cross-built, and `python tests/other_builds.py sanitized` with the sanitizers of the compiler.  Further
-arguments go to pytest: -k linear.
+"""Runs tests on other builds of the extension: `python tests/builds/other_builds.py arm` on a simulated Arm CPU, for
+which the extension is cross-built, and `python tests/builds/other_builds.py sanitized` with the sanitizers of the
+compiler.  Further arguments go to pytest: -k linear.
 
 What is fetched and built is kept in build/arm and build/sanitized.  Where something is missing, the script says what.
 """
@@ -13,14 +13,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 # Debian's, with all that they need; Python's packages come from where pip finds them.
 SYSTEM_PACKAGES = ["python3", "libpython3-dev", "libgomp1", "libstdc++6"]
 PACKAGES = ["numpy", "ml_dtypes", "pytest", "hypothesis", "setuptools"]
 # What depends on the processor or reaches into memory.  These builds are slow, so each test function is one case.
 NAMES = ["additive", "attention", "backward", "bits", "cache", "few_rows", "half", "layer", "linear", "paged", "rotary"]
-SELECTION = [*(f"{ROOT}/tests/test_{name}.py" for name in NAMES), "--cover=0", "--hypothesis-profile=few"]
+SELECTION = [
+    *(str(path) for name in NAMES for path in ROOT.glob(f"tests/*/test_{name}.py")),
+    "--cover=0",
+    "--hypothesis-profile=few",
+]
 # Of these files the tests on kernels, whose names are in those of the cases, and of other compiled code.  Not those of
 # memory, which measure the whole process, and of sizes that are long for a simulated processor.
 WITHOUT_KERNEL = "rotary or int8"
@@ -39,7 +43,7 @@ def run(*command, **environment):
 def build_and_test(folder, python, kernels, arguments, build_environment, test_environment):
     """Puts the package into folder/lib and runs the tests of these kernels there, so that they import this one."""
     library = folder / "lib"
-    sources = [ROOT / "setup.py", *ROOT.glob("csrc/*"), *ROOT.glob("sdpa/*.p??"), *ROOT.glob("sdpa/**/*.py")]
+    sources = [ROOT / "setup.py", *ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("sdpa/**/*.p*")]
     built = next(library.glob("sdpa/_core.*.so"), None)
     if built is None or any(source.stat().st_mtime > built.stat().st_mtime for source in sources):
         shutil.rmtree(library, ignore_errors=True)

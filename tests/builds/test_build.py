@@ -17,7 +17,7 @@ import pytest
 import sdpa
 from sdpa import _core
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CC = os.environ.get("CC", "cc")
 CHECK = """
 import json, numpy as np, sdpa
@@ -113,7 +113,7 @@ def test_changed_source_is_compiled(source):
     log = build(source)
     assert "warning" not in log
     assert build_info(source)["openmp"] == _core.OPENMP  # and none of the builds above is left
-    for header in ("csrc/sdpa.h", "csrc/load.h"):
+    for header in ("csrc/sdpa.h", "csrc/memory/load.h"):
         text = (source / header).read_text()
         (source / header).write_text(text + "#error changed\n")
         with pytest.raises(AssertionError, match="#error changed"):
@@ -193,15 +193,15 @@ def test_debug_information_where_asked():
 
 # What MSVC has not got; -E keeps it, so that it is found with any compiler.
 NOT_C11 = r"__builtin_\w+|__attribute__|__extension__|__asm__|__typeof__|\btypeof\b|#pragma .*|_Pragma|__int128"
-MSVC_SOURCES = [("dispatch.c", {}), ("task.c", {}), ("quantise.c", {})]
-MSVC_SOURCES += [("rotary.c", {"SDPA_REAL_BYTES": size}) for size in "48"]
+MSVC_SOURCES = [("dispatch.c", {}), ("plan/task.c", {}), ("memory/quantise.c", {})]
+MSVC_SOURCES += [("layer/rotary.c", {"SDPA_REAL_BYTES": size}) for size in "48"]
 MSVC_SOURCES += [("kernel.c", {"SDPA_REAL_BYTES": size, "SDPA_FEW_ROWS": few}) for size in "48" for few in "01"]
 
 
 @pytest.mark.parametrize("source, macros", MSVC_SOURCES, ids=str)
 def test_what_msvc_compiles_is_c11(source, macros):
     """Of compilers that setup.py gives no instruction sets, it asks for this."""
-    flags = ["-std=c11", "-DSDPA_ISA_baseline", *(f"-D{name}={value}" for name, value in macros.items())]
+    flags = ["-std=c11", f"-I{ROOT}/csrc", "-DSDPA_ISA_baseline", *(f"-D{name}={value}" for name, value in macros.items())]
     command = [*shlex.split(CC), *flags, str(ROOT / "csrc" / source)]
     without_gnu = [*command, "-E", "-U__GNUC__", "-U__clang__"]
     seen = subprocess.run(without_gnu, capture_output=True, text=True, check=True).stdout
@@ -219,7 +219,7 @@ def test_what_msvc_compiles_is_c11(source, macros):
 
 def test_what_is_not_c11_stands_in_one_place():
     """Intrinsics are for compilers that have them; the headers of instruction sets may use what these have, too."""
-    files = [path for path in ROOT.glob("csrc/*.[ch]") if not path.name.startswith(("simd_", "compiler.h"))]
+    files = [path for path in ROOT.glob("csrc/**/*.[ch]") if not path.name.startswith(("simd_", "compiler.h"))]
     found = {path.name: re.findall(f"({NOT_C11})", path.read_text()) for path in files}
     assert {name: set(words) for name, words in found.items() if words} == {
         "dispatch.c": {"__builtin_cpu_init", "__builtin_cpu_supports"}
@@ -228,6 +228,6 @@ def test_what_is_not_c11_stands_in_one_place():
 
 @pytest.mark.parametrize("flag", ["-march=native", "-mtune=native", "-ffast-math", "-Ofast", "-funsafe-math"])
 def test_flags_that_break_wheels_or_nan_are_nowhere(flag):
-    files = [ROOT / "setup.py", ROOT / "pyproject.toml", ROOT / "Makefile", *ROOT.glob("csrc/*.[ch]")]
+    files = [ROOT / "setup.py", ROOT / "pyproject.toml", ROOT / "Makefile", *ROOT.glob("csrc/**/*.[ch]")]
     assert not [file.name for file in files if flag in file.read_text()]
     assert flag not in shlex.split(os.environ.get("CFLAGS", ""))

@@ -11,23 +11,15 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import (
-    HALF,
-    SCORES,
-    SEEN,
-    WIDE,
-    assert_same_bits,
-    bfloat16,
-    examples,
-    float16,
-    float32,
-    float64,
-    rng,
-    run_python,
-)
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from ml_dtypes import bfloat16
+from support.accuracy import assert_same_bits
+from support.draw import HALF, WIDE, float16, float32, float64, rng
+from support.options import SCORES, SEEN
+from support.problems import examples
+from support.processes import run_python
 
 import sdpa
 from sdpa import KVCache, _core, reference
@@ -471,7 +463,7 @@ def test_a_long_prompt_within_a_window_takes_its_mask_in_parts(monkeypatch):
     cache = new(window=30, keep=3)
     cache.append(key, value)
     whole = cache.attend(query, return_lse=True, alibi_slopes=np.ones(H))
-    monkeypatch.setattr("sdpa._cache_attend.MASK_ELEMENTS", 2000)
+    monkeypatch.setattr("sdpa._cache.attend.MASK_ELEMENTS", 2000)
     out = np.empty_like(whole[0])
     parts = cache.attend(query, return_lse=True, alibi_slopes=np.ones(H), out=out)
     np.testing.assert_allclose(parts[0], whole[0], atol=1e-6)

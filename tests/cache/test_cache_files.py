@@ -12,12 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import assert_same_bits, bfloat16, float32, float64, rng
+from ml_dtypes import bfloat16
+from support.accuracy import assert_same_bits
+from support.draw import float32, float64, rng
 
 import sdpa
-from sdpa import KVCache, _cache_files, _cache_store
+from sdpa import KVCache
+from sdpa._cache import files, store
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def numbered(number):
@@ -37,11 +40,12 @@ PRELUDE = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 import numpy as np
-from sdpa import KVCache, _cache_files
+from sdpa import KVCache
+from sdpa._cache import files
 path = sys.argv[1]
 {inspect.getsource(numbered)}
 """
-WITHOUT_EXCHANGE = "_cache_files._exchange = lambda new, path: False\n"
+WITHOUT_EXCHANGE = "files._exchange = lambda new, path: False\n"
 
 
 def start(code, *arguments):
@@ -108,7 +112,7 @@ def test_a_killed_save_leaves_the_old_one(tmp_path):
 
 def test_killed_between_two_renames(tmp_path, monkeypatch):
     """Where the system cannot exchange folders: the old save counts, until the next one has taken its place."""
-    monkeypatch.setattr(_cache_files, "_exchange", lambda new, path: False)
+    monkeypatch.setattr(files, "_exchange", lambda new, path: False)
     path = tmp_path / "cache"
     numbered(3).save(path)
     path.rename(tmp_path / f".cache.{'0' * 16}.tmp.old")
@@ -271,13 +275,13 @@ def works(cache):
 def test_any_bit_that_is_flipped(tmp_path, options, monkeypatch):
     bad, _ = hostile(tmp_path, **options)
     taken = []
-    new_array = _cache_store.new_array
+    new_array = store.new_array
 
     def counted(shape, dtype):
         taken.append(np.prod(shape, dtype=object) * dtype.itemsize)
         return new_array(shape, dtype)
 
-    monkeypatch.setattr(_cache_files, "new_array", counted)
+    monkeypatch.setattr(files, "new_array", counted)
     outcomes, size = {"refused": 0, "loaded": 0}, sum(place.stat().st_size for place in bad.iterdir())
     for file in sorted(bad.iterdir()):
         good = file.read_bytes()

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from conftest import bfloat16, float16, float32
+from ml_dtypes import bfloat16
+from support.draw import float16, float32
 
 import sdpa
 

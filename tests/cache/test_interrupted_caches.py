@@ -7,13 +7,13 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import float32, float64, rng
+from support.draw import float32, float64, rng
 
 import sdpa
 from sdpa import KVCache, MultiHeadAttention, PagedKVCache
 
 FOLDER = os.path.dirname(sdpa.__file__)
-WHERE = tuple(os.path.join(FOLDER, name) for name in ("_cache", "_paged", "_layer"))  # nothing else knows of caches
+WHERE = tuple(os.path.join(FOLDER, name) for name in ("_cache", "_layer"))  # nothing else knows of caches
 G, D, E = 1, 4, 3
 
 

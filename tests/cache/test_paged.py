@@ -6,24 +6,15 @@ import pickle
 
 import numpy as np
 import pytest
-from conftest import (
-    HALF,
-    WIDE,
-    assert_same_bits,
-    bfloat16,
-    examples,
-    float16,
-    float32,
-    float64,
-    inf,
-    nan,
-    on_kernels,
-    rng,
-)
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
-from test_varlen import EVERYTHING, OPTIONS, cumulative, draw_packed, judge_packed, options_for
+from ml_dtypes import bfloat16
+from support.accuracy import assert_same_bits
+from support.draw import HALF, WIDE, float16, float32, float64, inf, nan, rng
+from support.kernels import on_kernels
+from support.packed import EVERYTHING, OPTIONS, cumulative, draw_packed, judge_packed, options_for
+from support.problems import examples
 
 import sdpa
 

@@ -7,7 +7,8 @@ import pytest
 
 import sdpa
 from sdpa import lab
-from sdpa.lab import _drawing, _sentence, _statistics, _steps, _variance, _words
+from sdpa._report import drawing, statistics
+from sdpa.lab import _sentence, _steps, _variance, _words
 from sdpa.lab._experiment import FALSE, HELD, PARTLY, check_lists, check_sizes
 
 BY_NAME = {experiment.name: experiment for experiment in lab.EXPERIMENTS}
@@ -121,7 +122,7 @@ def test_dot_is_the_product():
 def test_variance_findings(variance):
     experiment = BY_NAME["variance"]
     assert verdicts(experiment, variance) == [HELD, HELD, HELD, FALSE, FALSE]
-    double = _statistics.Band(*(2 * x for x in variance.bare))
+    double = statistics.Band(*(2 * x for x in variance.bare))
     assert verdicts(experiment, variance._replace(bare=double))[0] == FALSE
     assert verdicts(experiment, variance._replace(scaled=variance.bare))[1] == FALSE
     assert verdicts(experiment, variance._replace(by_factor=double))[2] == FALSE
@@ -290,18 +291,18 @@ def test_tables_and_figures(name, request):
     for table in experiment.tables(numbers):
         assert table.rows and all(len(row) == len(table.header) for row in table.rows)
         assert all(isinstance(cell, str) for row in table.rows for cell in row)
-    with _drawing.style():
+    with drawing.style():
         for figure in experiment.figures:
             drawn = figure.draw(numbers)
-            assert drawn.get_figwidth() * _drawing.DOTS_PER_INCH <= 361
+            assert drawn.get_figwidth() * drawing.DOTS_PER_INCH <= 361
             assert any(axes.has_data() for axes in drawn.axes)
 
 
 def test_band():
-    band = _statistics.band([[1, 5], [2, 5], [3, 5]])
+    band = statistics.band([[1, 5], [2, 5], [3, 5]])
     np.testing.assert_allclose(band.mean, [2, 5])
     np.testing.assert_allclose(band.high - band.mean, [4.303 / 3**0.5, 0])  # Student's t with 2 degrees of freedom
-    assert _statistics.agrees(band, [4.9, 5]) and not _statistics.agrees(band, [7.1, 5])
-    assert _statistics.shown(_statistics.Band(*np.array([4138.2, 4036.1, 4240.3]))) == "4138 ± 102"
-    assert _statistics.shown(_statistics.Band(*np.array([[2, 0.97883], [1, 0.95], [3, 1.0027]])), 1) == "0.979 ± 0.024"
-    assert _statistics.shown(_statistics.Band(*np.ones(3))) == "1.0000 ± 0.0000"
+    assert statistics.agrees(band, [4.9, 5]) and not statistics.agrees(band, [7.1, 5])
+    assert statistics.shown(statistics.Band(*np.array([4138.2, 4036.1, 4240.3]))) == "4138 ± 102"
+    assert statistics.shown(statistics.Band(*np.array([[2, 0.97883], [1, 0.95], [3, 1.0027]])), 1) == "0.979 ± 0.024"
+    assert statistics.shown(statistics.Band(*np.ones(3))) == "1.0000 ± 0.0000"

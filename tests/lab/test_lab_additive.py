@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from conftest import rng
+from support.draw import rng
 
 from sdpa import reference
 from sdpa.lab import _additive

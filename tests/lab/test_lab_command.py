@@ -8,12 +8,13 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import run_python
+from support.processes import run_python
 
 import sdpa
 from sdpa import __main__ as command_line
 from sdpa import lab
-from sdpa.lab import _command, _drawing, _gaps, _steps, _terminal, _variance
+from sdpa._report import drawing, terminal
+from sdpa.lab import _command, _gaps, _steps, _variance
 from sdpa.lab._experiment import VERDICTS
 
 
@@ -117,7 +118,7 @@ def test_no_page(call, two_experiments, tmp_path):
 
 
 def test_without_matplotlib(call, two_experiments, tmp_path, monkeypatch):
-    monkeypatch.setattr(_drawing, "available", lambda: False)
+    monkeypatch.setattr(drawing, "available", lambda: False)
     code, out, _ = call()
     assert code == 0 and "pip install 'sdpa[lab]'" in out
     page = (tmp_path / "sdpa-lab.html").read_text(encoding="utf-8")
@@ -185,7 +186,7 @@ def test_as_a_process(tmp_path):
 
 def test_progress_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    progress = _terminal.Progress(3)
+    progress = terminal.Progress(3)
     progress.begin("first")
     progress.end(0.1)
     progress.begin("second")
@@ -199,9 +200,9 @@ def test_progress_on_a_terminal(monkeypatch, capsys):
 def test_tables_fit_the_terminal(monkeypatch):
     for columns, widest in (("40", 60), ("100", 100), ("500", 120)):
         monkeypatch.setenv("COLUMNS", columns)
-        lines = _terminal.table(("name", "text"), [("a", "word " * 80), ("b", "short")]).splitlines()
+        lines = terminal.table(("name", "text"), [("a", "word " * 80), ("b", "short")]).splitlines()
         assert max(map(len, lines)) <= widest and sum("word" in line for line in lines) > 2
-    assert _terminal.plain("<p>d<sub>k</sub>&lt;2<sup>3</sup>\n x</p>") == "d_k<2^3 x"
+    assert terminal.plain("<p>d<sub>k</sub>&lt;2<sup>3</sup>\n x</p>") == "d_k<2^3 x"
 
 
 def test_json_has_no_numbers_that_are_not():

@@ -5,7 +5,7 @@ import pytest
 
 import sdpa
 from sdpa import lab
-from sdpa.lab import _drawing
+from sdpa._report import drawing
 
 
 def test_heatmap_shades_each_weight():
@@ -68,6 +68,6 @@ def test_wrong_heatmaps(arguments, options, error, text):
 
 
 def test_heatmap_without_matplotlib(monkeypatch):
-    monkeypatch.setattr(_drawing, "available", lambda: False)
+    monkeypatch.setattr(drawing, "available", lambda: False)
     with pytest.raises(ImportError, match=r"pip install 'sdpa\[lab\]'"):
         lab.heatmap(SQUARE, ["a", "b"])

@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from conftest import rng
+from support.draw import rng
 
 from sdpa.lab import _overflow
 from sdpa.lab._experiment import FALSE, HELD, PARTLY

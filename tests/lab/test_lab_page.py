@@ -1,18 +1,16 @@
 """The page of the laboratory: what is written, and what a browser makes of it."""
 
-import json
 import re
-import shutil
-import subprocess
 from collections import Counter
 from html import escape, unescape
-from html.parser import HTMLParser
 
 import pytest
+from support.browser import DESK, PHONE, Reader, in_browser, look
 
 import sdpa
 from sdpa import lab
-from sdpa.lab import _document, _drawing, _page, _page_style, _svg
+from sdpa._report import document, drawing, page_style, svg
+from sdpa.lab import _page
 from sdpa.lab._experiment import HELD, VERDICTS, Experiment, Figure, Finding, Run, Table, carry_out
 
 # Options by which experiments take less long; each experiment gets those that it has.
@@ -21,13 +19,6 @@ SMALL = {
     "batch": 2, "rates": (0.003,), "calls": 20,
     "lengths": (64, 128),
 }  # fmt: skip
-PHONE, DESK = 390, 1280
-CHROMIUM = shutil.which("chromium")
-NO_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="needs the command chromium (Debian: apt install chromium)")
-
-
-def in_browser(test):
-    return pytest.mark.slow(NO_CHROMIUM(test))
 
 
 @pytest.fixture(scope="module")
@@ -43,27 +34,6 @@ def page(runs):
 
 
 # The text.
-
-
-class Reader(HTMLParser):
-    """Tags in order, and that they close as they opened."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags = [], []
-        self.feed(text)
-        assert not self.open
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 def test_tags_close_and_ids_are_unique(page):
@@ -98,10 +68,10 @@ def test_each_experiment_is_there(page, runs):
 
 
 def test_formulas_in_text():
-    assert _document.as_html("a < N e^(-1/(2·d_k))") == "a &lt; N e<sup>−1/(2·<var>d<sub>k</sub></var>)</sup>"
-    assert _document.as_html("√d_model, √d, d") == "√<var>d</var><sub>model</sub>, √<var>d</var>, d"
+    assert document.as_html("a < N e^(-1/(2·d_k))") == "a &lt; N e<sup>−1/(2·<var>d<sub>k</sub></var>)</sup>"
+    assert document.as_html("√d_model, √d, d") == "√<var>d</var><sub>model</sub>, √<var>d</var>, d"
     in_one_piece = '<span class="formula">1/√<var>d</var><sub>model</sub></span>'
-    assert _document.as_html("scale 1/√d_model") == f"scale {in_one_piece}"
+    assert document.as_html("scale 1/√d_model") == f"scale {in_one_piece}"
 
 
 def test_it_says_where_it_comes_from(page):
@@ -121,7 +91,7 @@ def test_text_is_escaped():
         return None
 
     def draw(numbers):
-        figure, axes = _drawing.panel()
+        figure, axes = drawing.panel()
         axes.set_xlabel(nasty)
         axes.plot([0, 1])
         return figure
@@ -139,8 +109,8 @@ def test_colours_of_figures_are_variables(page):
     drawn = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
     assert "var(--series-1)" in drawn and "var(--ink)" in drawn and "var(--muted)" in drawn
     assert not re.findall(r"#[0-9a-fA-F]{6}\b", drawn)
-    for names in (_page_style.LIGHT, _page_style.DARK):
-        assert {f"var({name})" for name in _svg.VARIABLES.values()} <= {
+    for names in (page_style.LIGHT, page_style.DARK):
+        assert {f"var({name})" for name in svg.VARIABLES.values()} <= {
             f"var({n})" for n in re.findall(r"--[\w-]+", names)
         }
 
@@ -151,7 +121,7 @@ def luminance(colour):
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
 
 
-@pytest.mark.parametrize("colours", [_page_style.LIGHT, _page_style.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("colours", [page_style.LIGHT, page_style.DARK], ids=["light", "dark"])
 def test_colours_can_be_read(colours):
     """Contrast as WCAG 2 has it: 4.5 for text, 3 for lines."""
     named = dict(re.findall(r"--([\w-]+): (#\w{6});", colours))
@@ -163,72 +133,6 @@ def test_colours_can_be_read(colours):
 
 
 # In a browser.
-
-MEASURE = """
-<script>
-function inside(box, width) { return box.left >= -0.5 && box.right <= width + 0.5; }
-function measure(frame) {
-  const page = frame.contentDocument, width = frame.clientWidth, all = [...page.querySelectorAll("body *")];
-  const boxes = all.filter(one => !one.closest("svg *") && !one.closest(".table table"));
-  const images = [...page.querySelectorAll("svg")].map(image => {
-    const box = image.getBoundingClientRect(), drawn = image.getBBox();
-    const marks = [...image.querySelectorAll("path, use, text, rect, image")];
-    return {
-      label: image.getAttribute("aria-label"), width: box.width, height: box.height, inside: inside(box, width),
-      drawn: [drawn.width / image.viewBox.baseVal.width, drawn.height / image.viewBox.baseVal.height],
-      marks: marks.filter(mark => mark.getBoundingClientRect().width + mark.getBoundingClientRect().height > 0).length,
-      cut: [...image.querySelectorAll("text")].filter(text => {
-        const at = text.getBoundingClientRect(), edge = 1.5;
-        return at.left < box.left - edge || at.right > box.right + edge
-          || at.top < box.top - edge || at.bottom > box.bottom + edge;
-      }).map(text => text.textContent),
-      letters: Math.min(...[...image.querySelectorAll("text")].map(text =>
-        parseFloat(frame.contentWindow.getComputedStyle(text).fontSize) * box.width / image.viewBox.baseVal.width)),
-    };
-  });
-  return {
-    width: width, scroll: page.scrollingElement.scrollWidth, images: images,
-    outside: boxes.filter(one => !inside(one.getBoundingClientRect(), width)).map(one => one.outerHTML.slice(0, 80)),
-    tables: [...page.querySelectorAll(".table")].map(one => inside(one.getBoundingClientRect(), width)),
-    dark: frame.contentWindow.matchMedia("(prefers-color-scheme: dark)").matches,
-    paper: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
-    ink: frame.contentWindow.getComputedStyle(page.body).color,
-    line: frame.contentWindow.getComputedStyle(page.querySelector("svg [style*='--series-1']")).fill,
-  };
-}
-window.onload = () => {
-  const found = [...document.querySelectorAll("iframe")].map(measure);
-  document.body.innerHTML = "<pre></pre>";
-  document.querySelector("pre").textContent = JSON.stringify(found);
-};
-</script>
-"""
-
-
-def look(page, folder):
-    """What the browser says of the page by (width, colour scheme).  The page is shown in frames, as a window cannot be
-    as narrow as a phone; it takes the colour scheme of its frame."""
-    kinds = [(PHONE, "light"), (PHONE, "dark"), (DESK, "light"), (DESK, "dark")]
-    frames = "".join(
-        f'<iframe style="border: 0; width: {width}px; height: 900px; color-scheme: {scheme}" srcdoc="{escape(page)}">'
-        f"</iframe>"
-        for width, scheme in kinds
-    )
-    (folder / "frames.html").write_text(f"<!DOCTYPE html><meta charset=utf-8>{MEASURE}<body>{frames}</body>", "utf-8")
-    options = [
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={folder / 'profile'}",
-    ]
-    run = subprocess.run(
-        [CHROMIUM, *options, "--window-size=1400,1000", "--dump-dom", (folder / "frames.html").as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    found = re.search(r"<body><pre>(.*)</pre></body>", run.stdout, re.DOTALL)
-    assert found, run.stderr[-2000:]
-    return dict(zip(kinds, json.loads(unescape(found[1]))))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from conftest import rng
+from support.draw import rng
 
 from sdpa import reference
 from sdpa.lab import _gradients, _saturation

@@ -7,29 +7,19 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import (
-    HALF,
-    LAYOUTS,
-    OPTIONS,
-    WIDE,
-    assert_same_bits,
-    bfloat16,
-    eps,
-    exactly,
-    examples,
-    float16,
-    float32,
-    float64,
-    nan,
-    on_kernels,
-    rng,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
+from support.accuracy import assert_same_bits, eps, exactly
+from support.draw import HALF, WIDE, float16, float32, float64, nan, rng
+from support.kernels import on_kernels
+from support.layouts import LAYOUTS
+from support.options import OPTIONS
+from support.problems import examples
 
 import sdpa
 from sdpa import MultiHeadAttention, PagedKVCache, reference
-from sdpa._linear import Linear
+from sdpa._layer.linear import Linear
 
 WIDTH, H, G, D, E, OUT, B, M, N = 24, 4, 2, 6, 5, 17, 2, 9, 13
 
@@ -340,8 +330,8 @@ def test_layouts(layout):
 def test_the_heads_are_not_copied_before_the_last_projection(monkeypatch):
     layer, _ = both()
     seen = []
-    own = sdpa._layer.attend
-    monkeypatch.setattr(sdpa._layer, "attend", lambda *a, **options: seen.append(own(*a, **options)) or seen[0])
+    own = sdpa._layer.layer.attend
+    monkeypatch.setattr(sdpa._layer.layer, "attend", lambda *a, **options: seen.append(own(*a, **options)) or seen[0])
     layer(normal(B, M, WIDTH))
     heads = seen[0][0].swapaxes(1, 2)
     assert heads.shape == (B, M, H, E) and heads.flags.c_contiguous
@@ -693,7 +683,7 @@ def test_the_threads_of_a_call_go_before_those_of_the_layer(monkeypatch):
         seen.append(threads)
         return sdpa.attention(*arrays, threads=threads, **options)
 
-    monkeypatch.setattr(sdpa._layer_keys, "attention", attention)
+    monkeypatch.setattr(sdpa._layer.keys, "attention", attention)
     layer = MultiHeadAttention(**arguments(), threads=2)
     layer(normal(M, WIDTH))
     layer(normal(M, WIDTH), threads=1)

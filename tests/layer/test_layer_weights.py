@@ -5,7 +5,8 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from conftest import bfloat16, float16, float32, float64, rng
+from ml_dtypes import bfloat16
+from support.draw import float16, float32, float64, rng
 
 from sdpa import MultiHeadAttention
 

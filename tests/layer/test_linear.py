@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from conftest import HALF, WIDE, eps, float16, float32, float64, inf, nan, on_kernels
 from ml_dtypes import bfloat16
+from support.accuracy import eps
+from support.draw import HALF, WIDE, float16, float32, float64, inf, nan
+from support.kernels import on_kernels
 
-from sdpa._linear import Linear
+from sdpa._layer.linear import Linear
 
 # (rows, ins, outs): sizes around a tile (6), a panel (64 and less), a block of rows (120), a sum (128 steps)
 SHAPES = [

@@ -7,24 +7,10 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import (
-    HALF,
-    LAYOUTS,
-    WIDE,
-    arithmetic,
-    assert_same_bits,
-    bfloat16,
-    eps,
-    exactly,
-    float16,
-    float32,
-    float64,
-    inf,
-    nan,
-    read_only,
-    rng,
-    units,
-)
+from ml_dtypes import bfloat16
+from support.accuracy import arithmetic, assert_same_bits, eps, exactly, units
+from support.draw import HALF, WIDE, float16, float32, float64, inf, nan, rng
+from support.layouts import LAYOUTS, read_only
 
 import sdpa
 from sdpa import _core, reference

@@ -8,10 +8,11 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import blind_lse, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
+from support.accuracy import blind_lse
+from support.problems import examples
 
 from sdpa import reference
 from sdpa.reference import attention, attention_weights, merge, scaled_dot_product_attention

@@ -6,7 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from conftest import OPTIONS, bfloat16, draw, eps, float16, float32, float64, inf, nan, options_for, rng
+from ml_dtypes import bfloat16
+from support.accuracy import eps
+from support.differences import BROADCASTS, by_differences, moves, slopes, total, upstream
+from support.draw import draw, float16, float32, float64, inf, nan, rng
+from support.options import OPTIONS, options_for
 
 from sdpa.reference import Gradients, attention, attention_backward, attention_varlen, attention_varlen_backward
 
@@ -16,12 +20,6 @@ LOG3, LOG4 = math.log(3), math.log(4)
 SMALL = dict(M=3, N=5, D=3, E=2, dtype=float64)  # with B = 2, H = 4, G = 2
 
 
-def upstream(out, lse, seed=9):
-    """What flows in: grad_out and grad_lse."""
-    normal = rng(seed).standard_normal
-    return normal(out.shape), normal(lse.shape)
-
-
 def backward(query, key, value, **options):
     out, lse = attention(query, key, value, return_lse=True, **options)
     grad_out, grad_lse = upstream(out, lse)
@@ -29,38 +27,6 @@ def backward(query, key, value, **options):
 
 
 # Differences of the sum of grad_out * out + grad_lse * lse, exact up to the fourth derivative.
-
-STEP = 2e-3
-STENCIL = np.array([[2, -1 / 12], [1, 8 / 12], [-1, -8 / 12], [-2, 1 / 12]]).T * [[STEP], [1 / STEP]]
-
-
-def moves(array):
-    """Along a new first axis: `array` with each of its elements moved by each step."""
-    array = np.asarray(array, float64)
-    units = np.eye(array.size).reshape(1, -1, *array.shape)
-    return (array + np.multiply.outer(STENCIL[0], units[0])).reshape(-1, *array.shape)
-
-
-def slopes(totals, array):
-    return (STENCIL[1] @ np.reshape(totals, (4, -1))).reshape(np.shape(array))
-
-
-def total(out, lse, grad_out, grad_lse):
-    """Over all axes but the first."""
-    seen = np.where(np.isneginf(lse), 0, lse)
-    return (out * grad_out).reshape(len(out), -1).sum(axis=1) + (seen * grad_lse).reshape(len(out), -1).sum(axis=1)
-
-
-def by_differences(name, inputs, forward=attention):
-    """The gradient by inputs[name]; all moves are one call, along one more leading axis."""
-    axes = max(4, *(np.ndim(inputs[x]) for x in ("query", "key", "value")))
-    moved = moves(inputs[name])
-    missing = axes - (2 if name == "sinks" else 0) - np.ndim(inputs[name])
-    moved = moved.reshape(len(moved), *(1,) * missing, *np.shape(inputs[name]))
-    query = inputs["query"].reshape((1,) * (axes - inputs["query"].ndim) + inputs["query"].shape)
-    query = np.broadcast_to(query, (len(moved), *query.shape))  # so that the result has that axis
-    out, lse = forward(**inputs | dict(query=query) | {name: moved}, return_lse=True)
-    return slopes(total(out, lse, *upstream(out[0], lse[0])), inputs[name])
 
 
 def assert_near(actual, expected, name=None):
@@ -129,20 +95,6 @@ def test_a_bias_that_is_broadcast(shape, name):
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (1, 4), (2, 1), (2, 4)], ids=str)
 def test_sinks_that_are_broadcast(shape):
     check(*draw(**SMALL), causal=True, sinks=rng(1).standard_normal(shape))
-
-
-BROADCASTS = {  # leading axes and heads of query, key, value
-    "two axes": ((), (), ()),
-    "three axes": ((4,), (2,), (2,)),
-    "key and value of batch 1": ((2, 4), (1, 2), (1, 2)),
-    "key and value without batch": ((2, 4), (2,), (2,)),
-    "key and value of two axes": ((2, 4), (), ()),
-    "query without batch": ((4,), (2, 2), (2, 2)),
-    "query of two axes": ((), (2, 1), (2, 1)),
-    "only value has a batch": ((4,), (2,), (3, 2)),
-    "five axes": ((3, 2, 4), (3, 2, 2), (3, 2, 2)),
-    "five axes that broadcast": ((3, 1, 4), (2, 2), (1, 1, 2)),
-}
 
 
 @pytest.mark.parametrize("q, k, v", BROADCASTS.values(), ids=BROADCASTS)

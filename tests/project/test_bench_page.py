@@ -1,19 +1,19 @@
-"""The page of the benchmarks in a browser; what it says is tested in benchmarks/test_report.py."""
+"""The page of the benchmarks in a browser; what it says is tested in benchmarks/tests/test_report.py."""
 
 import sys
 from pathlib import Path
 
 import pytest
-from test_lab_page import DESK, PHONE, Reader, in_browser, look
+from support.browser import DESK, PHONE, Reader, in_browser, look
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def page():
     pytest.importorskip("matplotlib")
     sys.path.insert(0, str(ROOT))
-    from benchmarks import page, rows
+    from benchmarks.report import page, rows
 
     return page.page(rows.read([ROOT / "docs/speed.json"]))
 

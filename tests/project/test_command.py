@@ -7,10 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import run_python
+from support.processes import run_python
 
 import sdpa
-from sdpa import _bench, _demo
+from sdpa._commands import bench
+from sdpa._commands import demo as _demo
 
 
 def command(*arguments, **environment):
@@ -106,15 +107,15 @@ def test_bench_names_what_is_wrong():
 
 
 def test_bench_needs_a_clone(monkeypatch, tmp_path):
-    monkeypatch.setattr(_bench, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(bench, "CHECKOUT", tmp_path)
     with pytest.raises(SystemExit, match=r"needs the folder benchmarks/.*\nClone the repository"):
-        _bench.bench([])
+        bench.bench([])
 
 
 def test_bench_needs_what_the_benchmarks_import(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError("No module named 'ml_dtypes'", name="ml_dtypes")
 
-    monkeypatch.setattr(_bench.importlib, "import_module", missing)
+    monkeypatch.setattr(bench.importlib, "import_module", missing)
     with pytest.raises(SystemExit, match="need ml_dtypes: pip install"):
-        _bench.bench([])
+        bench.bench([])

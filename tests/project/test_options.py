@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, assert_same_bits, draw
+from support.accuracy import assert_same_bits
+from support.draw import draw
+from support.processes import ROOT
 
 import sdpa
 from sdpa._options import AttentionOptions, CacheOptions, InputOptions

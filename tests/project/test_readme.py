@@ -14,8 +14,8 @@ import pytest
 
 import sdpa
 
-ROOT = Path(__file__).resolve().parents[1]
-CHART = runpy.run_path(str(ROOT / "benchmarks/chart.py"))
+ROOT = Path(__file__).resolve().parents[2]
+CHART = runpy.run_path(str(ROOT / "benchmarks/report/chart.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "csrc/README.md", "benchmarks/README.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -61,7 +61,7 @@ def test_the_first_screen_has_the_two_commands_a_newcomer_needs():
 
 
 def test_the_decode_loop_is_the_one_that_is_tested():
-    tested = (ROOT / "tests/test_decode_loop.py").read_text(encoding="utf-8")
+    tested = (ROOT / "tests/cache/test_decode_loop.py").read_text(encoding="utf-8")
     shown = re.findall(r"^# ---- begin[^\n]*\n(.*?)^# ---- end$", tested, re.MULTILINE | re.DOTALL)
     assert len(shown) == 2
     for code in shown:
@@ -139,8 +139,10 @@ def test_the_chart_without_peers_and_with_few_workloads():
 
 
 def test_the_list_of_files_of_the_kernels():
-    listed = re.findall(r"\[(\w+\.[ch])\]\(", (ROOT / "csrc/README.md").read_text(encoding="utf-8"))
-    assert sorted(listed) == sorted(path.name for path in (ROOT / "csrc").glob("*.[ch]"))
+    listed = re.findall(r"\[([\w/]+\.[ch])\]\(", (ROOT / "csrc/README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(
+        path.relative_to(ROOT / "csrc").as_posix() for path in (ROOT / "csrc").rglob("*.[ch]")
+    )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS[:-1])

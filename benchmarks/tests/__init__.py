@@ -1,0 +1,1 @@
+"""The tests of the benchmarks.  Begin with test_workloads.py."""
