@@ -1,7 +1,7 @@
 /* The arithmetic of attention for one instruction set, one compute type and one engine.  setup.py compiles this file
  * once for each triple, with SDPA_ISA_avx512 (or avx2, neon, baseline), SDPA_REAL_BYTES (4: float, 8: double) and
  * SDPA_FEW_ROWS (0: rows in lanes, 1: features in lanes) defined; the result is one constant table of functions.  What
- * is called when is decided in sdpa/_core.pyx. */
+ * is called when is decided in sdpa/_core/kernels.pxi. */
 #include "sdpa.h"
 #include "compiler.h"
 

@@ -1,4 +1,4 @@
-"""Types of the compiled module; _core.pyx holds the meaning."""
+"""Types of the compiled module; what it does stands in the parts that _core.pyx lists."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, final

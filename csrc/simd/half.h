@@ -1,4 +1,4 @@
-/* The 16-bit types, one number at a time: what the vector instructions of simd/*.h do.  Both come as bits, as C has no
+/* The 16-bit types, one number at a time: what the vector instructions of its neighbours do.  Both come as bits, as C has no
  * type for them everywhere.
  *
  *     float16    1 sign, 5 exponent (bias 15), 10 mantissa: largest 65504, smallest 2**-24

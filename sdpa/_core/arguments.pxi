@@ -1,5 +1,8 @@
 # Single arguments: a quick answer for what is as the kernels take it, that of _checks.py for the rest.  Part of
 # _core.pyx.
+cimport numpy as cnp
+from libc.math cimport isfinite
+from libc.stdint cimport int64_t
 
 cdef object count_threads = None  # of _runtime/threads.py, which imports this module
 

@@ -5,7 +5,7 @@
 # the result, or, where that cannot hold the sums, in its scratch.  Where heads do not suffice for the threads, a head
 # is cut twice: by tasks for the gradient of Q, and by keys for those of K and V, which takes seven products.  Either
 # way the same numbers are summed in the same order, so the bits are the same.
-
+from libc.stdint cimport int64_t
 
 cdef struct stretch:
     # Of one head: its tasks, or some; its keys, or some; and which gradients are wanted.

@@ -4,6 +4,12 @@
 # none, or into new memory; that may take long, fail or be interrupted.  Then `commit` makes them seen.  No Python code
 # runs in there, so no signal handler and no trace function can raise in between: whoever catches what is raised finds
 # the old state or the new one.  Rows that take the place of others (within a window) are copied by `commit` itself.
+cimport cython
+cimport numpy as cnp
+from libc.stdint cimport int64_t
+from libc.string cimport memcpy
+import numpy as np
+
 
 @cython.final
 cdef class CacheState:

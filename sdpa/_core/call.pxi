@@ -1,4 +1,9 @@
 # One call: what it returns, its plan, and the functions by which it is made.  Part of _core.pyx.
+cimport cython
+cimport numpy as cnp
+from libc.stdint cimport int64_t
+from libc.string cimport memcpy
+import numpy as np
 from typing import NamedTuple
 
 from ._attention import gradients

@@ -2,6 +2,15 @@
 #
 # An argument that is as the kernels take it is recognised here; anything else goes to a function of _checks.py, which
 # brings it into that form or raises.  So there is one path for all calls, and a small call does not wait for Python.
+cimport cython
+cimport numpy as cnp
+from cpython.dict cimport PyDict_GetItem
+from cpython.ref cimport PyObject
+from libc.math cimport INFINITY, sqrt
+from libc.stdint cimport int64_t
+from libc.string cimport memcpy
+import numpy as np
+
 from . import _checks
 
 cdef enum: MOST_LEADING = 29  # axes before the heads: with the other three, as many as NumPy 1 has

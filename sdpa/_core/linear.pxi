@@ -1,4 +1,7 @@
 # Projections, y = x W^T + bias (csrc/layer/linear.h).  Part of _core.pyx.
+cimport numpy as cnp
+from libc.stdint cimport int64_t, uintptr_t
+import numpy as np
 
 # Tiles of rows that are done together: a panel is read from far once for so many, which costs nothing then.
 cdef int64_t LINEAR_TILES = 20

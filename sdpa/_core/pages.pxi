@@ -2,6 +2,12 @@
 #
 # What a method needs and may not get (memory, pages) it gets first; then it changes everything.  No Python code runs in
 # between, so no signal handler and no trace function can raise there: what is raised finds the old state or the new.
+cimport cython
+cimport numpy as cnp
+from libc.stdint cimport int64_t
+from libc.string cimport memcpy
+import numpy as np
+
 
 @cython.final
 cdef class Sequence:

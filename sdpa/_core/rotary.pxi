@@ -1,4 +1,7 @@
 # Rotary embedding (csrc/layer/rotary.c).  Part of _core.pyx.
+cimport numpy as cnp
+from libc.stdint cimport int64_t
+
 
 cdef void add_axis(sdpa_axes *axes, int64_t size, ptrdiff_t x, ptrdiff_t out, ptrdiff_t positions) noexcept:
     cdef int last = axes.count - 1

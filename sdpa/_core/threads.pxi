@@ -5,7 +5,11 @@
 # Python runs handlers of signals in its main thread alone.  Where that has called, it lets them run every 50 ms; where
 # one raises (KeyboardInterrupt), all threads leave off between two units, or two blocks of one, and `dismiss` passes
 # the exception on.
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.time cimport monotonic_ns
+from cython.parallel cimport prange, threadid
+from libc.stdint cimport int64_t, uintptr_t
+from libc.string cimport memset
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals()  # without `except`: what it raises stays set until `dismiss`

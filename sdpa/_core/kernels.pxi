@@ -1,0 +1,90 @@
+# The kernels of csrc/ that this build has, and which of them serves a call.  Part of _core.pyx.
+from libc.stdint cimport int64_t
+
+
+cdef int purpose_of(const sdpa_problem *p) noexcept:
+    if p.query.dtype == SDPA_FLOAT64:
+        return SDPA_FOR_DOUBLE
+    # Without a value (attention_weights) only Q and K meet.  A scale this large would show what was lost below the
+    # smallest normal number, which the products of pairs take for 0.
+    if (p.query.dtype == SDPA_BFLOAT16 and p.key.dtype == SDPA_BFLOAT16
+            and (p.value.data == NULL or p.value.dtype == SDPA_BFLOAT16) and -LARGE_SCALE < p.scale < LARGE_SCALE):
+        return SDPA_FOR_BFLOAT16
+    return SDPA_FOR_FLOAT
+
+
+cdef double LARGE_SCALE = 2.0 ** 20
+
+
+cdef class Kernel:
+    """The arithmetic for one instruction set: for float32, float64 and bfloat16, each for many rows and for few."""
+    cdef const sdpa_isa *isa
+
+    def __init__(self):
+        raise TypeError("kernels() lists the kernels there are")
+
+    @property
+    def name(self):
+        return self.isa.name.decode()
+
+    cdef const sdpa_kernel *table(self, const sdpa_problem *p) noexcept:
+        """For the batch with the most rows."""
+        cdef const sdpa_kernel *const *engines = self.isa.kernel[purpose_of(p)]
+        return engines[1 if p.v == NULL and most_rows(p) <= most_of_few(self.isa, p) else 0]
+
+    def __repr__(self):
+        return f"<sdpa kernel {self.name}>"
+
+
+# Up to so many rows of a key/value head, and a vector of them, the engine for few rows is faster.  Measured with
+# AVX-512, 8 heads, D = 128, few against many, in ms.  float32, 2048 keys: 12 rows 0.26 and 0.31, 16 rows 0.34 and 0.31;
+# 8192 keys, 16 rows 1.51 and 2.32; 32768 keys, 16 rows 6.4 and 12.6.  float16: 0.34 and 0.39, 5.6 and 8.5 (16 rows).
+cdef int MOST_OF_FEW = 16
+# The same where many rows multiply pairs of bfloat16.  2048 keys: 8 rows 0.19 and 0.21, 10 rows 0.23 and 0.21, 12 rows
+# 0.27 and 0.21; 8192 keys: 12 rows 1.08 and 0.87; 32768 keys, from memory: 8 rows 3.0 and 7.3, 12 rows 4.3 and 7.2.
+cdef int MOST_BESIDE_PAIRS = 10
+
+
+cdef int64_t most_of_few(const sdpa_isa *isa, const sdpa_problem *p) noexcept:
+    cdef const sdpa_kernel *const *engines = isa.kernel[purpose_of(p)]
+    cdef bint pairs = purpose_of(p) == SDPA_FOR_BFLOAT16 and engines[0] != isa.kernel[SDPA_FOR_FLOAT][0]
+    return min(MOST_BESIDE_PAIRS if pairs else MOST_OF_FEW, engines[1].rows)
+
+
+cdef int64_t most_rows(const sdpa_problem *p) noexcept:
+    """Of a key/value head, in the longest batch."""
+    return p.q_len * sdpa_group(p) if p.kv_heads else 0
+
+
+def kernels():
+    """The kernels that this build has and this CPU runs, best first."""
+    cdef Kernel kernel
+    cdef int i = 0
+    found = []
+    while sdpa_isas[i].name != NULL:
+        if sdpa_cpu_runs(sdpa_isas[i].name):
+            kernel = Kernel.__new__(Kernel)
+            kernel.isa = &sdpa_isas[i]
+            found.append(kernel)
+        i += 1
+    return found
+
+
+cdef extern from *:
+    """
+    #ifdef _OPENMP
+    enum { SDPA_OPENMP = 1 };
+    #else
+    enum { SDPA_OPENMP = 0 };
+    #endif
+    #ifdef __VERSION__
+    #define SDPA_COMPILER __VERSION__
+    #else
+    #define SDPA_COMPILER "unknown"
+    #endif
+    """
+    int SDPA_OPENMP
+    const char *SDPA_COMPILER
+
+OPENMP = bool(SDPA_OPENMP)
+COMPILER = SDPA_COMPILER.decode()
