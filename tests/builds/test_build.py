@@ -201,7 +201,8 @@ MSVC_SOURCES += [("kernel.c", {"SDPA_REAL_BYTES": size, "SDPA_FEW_ROWS": few}) f
 @pytest.mark.parametrize("source, macros", MSVC_SOURCES, ids=str)
 def test_what_msvc_compiles_is_c11(source, macros):
     """Of compilers that setup.py gives no instruction sets, it asks for this."""
-    flags = ["-std=c11", f"-I{ROOT}/csrc", "-DSDPA_ISA_baseline", *(f"-D{name}={value}" for name, value in macros.items())]
+    defined = [f"-D{name}={value}" for name, value in macros.items()]
+    flags = ["-std=c11", f"-I{ROOT}/csrc", "-DSDPA_ISA_baseline", *defined]
     command = [*shlex.split(CC), *flags, str(ROOT / "csrc" / source)]
     without_gnu = [*command, "-E", "-U__GNUC__", "-U__clang__"]
     seen = subprocess.run(without_gnu, capture_output=True, text=True, check=True).stdout

@@ -60,7 +60,7 @@ def test_demo_ratio_is_that_of_its_times(demo):
 
 def test_demo_names_the_kernel_and_the_threads_in_use(demo):
     assert {(kernel, threads) for *_, kernel, threads in demo.values()} == {(sdpa.kernels()[0], 2)}
-    in_short = "from sdpa import _demo; _demo.SECONDS = 0; _demo.demo()"
+    in_short = "from sdpa._commands import demo; demo.SECONDS = 0; demo.demo()"
     forced = table(run_python(in_short, SDPA_KERNEL="baseline", SDPA_NUM_THREADS="1"))
     assert {(kernel, threads) for *_, kernel, threads in forced.values()} == {("baseline", 1)}
     # Other arithmetic rounds otherwise, and takes longer: the numbers come from this run.
