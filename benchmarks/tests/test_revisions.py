@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.measure import runner
 from benchmarks.revisions import __main__ as revisions
-from benchmarks.revisions import building, paired
+from benchmarks.revisions import bits, building, paired
 from benchmarks.workloads import WORKLOADS, select
 
 # How sure a ratio is.
@@ -223,3 +223,29 @@ def test_what_cannot_be_built_leaves_nothing(repository):
 def test_an_unknown_revision_is_told(repository):
     with pytest.raises(SystemExit, match="nowhere"):
         building.revision("nowhere", quiet)
+
+
+# Bits.
+
+
+def test_a_revision_gives_the_bits_that_it_gave():
+    said = []
+    assert bits.compare([runner.ROOT, runner.ROOT], ["baseline"], len(bits.MAKERS), 0, said.append)
+    assert said == [f"baseline: {len(said_of(0))} results, 0 differ"]
+
+
+def test_other_numbers_give_other_bits():
+    ours, others = said_of(0), said_of(1)
+    assert {name for name, _ in ours} == {name for name, _ in others}
+    assert not set(ours.values()) & set(others.values()) - {"None"}
+    assert bits.differences(ours, {**ours, next(iter(ours)): "another"}) == [next(iter(ours))]
+
+
+def said_of(seed):
+    return bits.digests_of(runner.ROOT, "baseline", len(bits.MAKERS), seed)
+
+
+def test_nan_is_nan_whatever_its_bits():
+    one, other = np.array([0x7FC00000, 0xFFC00001], np.uint32).view(np.float32)
+    assert bits.digest(np.array([one, 1])) == bits.digest(np.array([other, 1]))
+    assert bits.digest(np.float32([0, 1])) != bits.digest(np.float32([-0.0, 1]))
