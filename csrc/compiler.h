@@ -4,6 +4,7 @@
  *     UNROLL_FOR       a loop of few iterations, written out
  *     INDEPENDENT      for a loop none of whose iterations reads what another one writes, although addresses may be equal
  *     ALWAYS_INLINE    where constant arguments become part of the code
+ *     NOINLINE         what is compiled on its own
  *     PREFETCH         asks for a cache line, into all caches (3) or from the second level on (2) */
 #ifndef SDPA_COMPILER_H
 #define SDPA_COMPILER_H
@@ -21,9 +22,11 @@
 
 #if defined(__GNUC__) || defined(__clang__)
 #define ALWAYS_INLINE __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))
 #define PREFETCH(at, level) __builtin_prefetch(at, 0, level)
 #else
 #define ALWAYS_INLINE
+#define NOINLINE
 #define PREFETCH(at, level) (void)(at)
 #endif
 
