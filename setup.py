@@ -20,6 +20,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c", "-mprefer-vector-width=512"]
+# What is the same for all instruction sets, types and engines.
+COMMON = ["csrc/dispatch.c", "csrc/memory/quantise.c"]
+COMMON += [f"csrc/plan/{name}.c" for name in ("blocks", "rows", "schedule", "scratch", "visibility")]
 VARIANTS = list(itertools.product("48", "01"))  # bytes of `real`; whether few rows
 
 
@@ -98,10 +101,7 @@ class BuildKernels(build_ext):
     def compile_kernels(self, isas, flags):
         """csrc/ as objects, several at a time."""
         have = [(f"SDPA_HAVE_{isa}", ISAS[isa].question) for isa in isas]
-        jobs = [
-            (source, "common", flags, have)
-            for source in ("csrc/dispatch.c", "csrc/plan/task.c", "csrc/memory/quantise.c")
-        ]
+        jobs = [(source, "common", flags, have) for source in COMMON]
         jobs += [("csrc/layer/rotary.c", f"rotary_{size}", flags, [("SDPA_REAL_BYTES", size)]) for size in "48"]
         for isa in [*isas, "baseline"]:
             isa_flags = ISAS[isa].flags if isa in ISAS else []

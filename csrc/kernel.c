@@ -69,7 +69,11 @@ enum { BLOCK_KEYS = 128 };
 enum { STEP = PAIRS ? 2 : 1 }; /* so many features, or keys, in one multiply-add of a lane */
 
 #include "simd/vmath.h"
-#include "memory/load.h"
+#include "memory/read.h"
+#include "memory/write.h"
+#include "memory/prefetch.h"
+#include "memory/pages.h"
+#include "forward/scratch.h"
 #if PAIRS
 #include "forward/pairs.h"
 #else

@@ -12,7 +12,7 @@
 
 enum { SDPA_MAX_ROWS = 64, SDPA_MAX_VECTORS = 4, SDPA_MAX_BUNDLE = 8, SDPA_COPIES = 3 };
 
-/* One row per storable type; load.h is the only reader of it. */
+/* One row per storable type; memory/read.h is the only reader of it. */
 typedef enum { SDPA_BOOL, SDPA_INT8, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64 } sdpa_dtype;
 
 /* A 4-D array (batch, head, row, column) as it lies in memory.  Strides are in bytes, of any sign; 0 broadcasts.
@@ -67,7 +67,7 @@ typedef struct {
     sdpa_array delta;      /* (B, H, M), of the compute type: see backward.h; written where it is there */
     int bias_with_queries; /* no two pairs share a number of the bias: its gradient comes with that of queries */
 
-    /* How the work is cut; see task.c. */
+    /* How the work is cut; see plan/schedule.c. */
     int64_t block_keys;             /* keys per block */
     int threads;                    /* that will share the work */
     int64_t fewest_rows, most_rows; /* of a key/value head, for the kernel at hand; other sequences are not its work */
@@ -247,23 +247,29 @@ typedef struct {
 extern const sdpa_isa sdpa_isas[];
 int sdpa_cpu_runs(const char *isa);
 
-/* task.c */
+/* plan/schedule.c */
 int64_t sdpa_count_units(sdpa_problem *, const sdpa_kernel *);
 int sdpa_largest_bundle(const sdpa_problem *, const sdpa_kernel *);
 sdpa_unit sdpa_find_unit(const sdpa_problem *, const sdpa_kernel *, int64_t unit);
-void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *);
 sdpa_span sdpa_part(const sdpa_problem *, const sdpa_unit *, int64_t part, const sdpa_task *);
-int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *);
-size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks);
 sdpa_unit sdpa_backward_head(const sdpa_problem *, const sdpa_kernel *, int64_t head);
+
+/* plan/rows.c */
+void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *);
 void sdpa_enter_backward(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *);
+
+/* plan/blocks.c */
+int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *);
+
+/* plan/scratch.c */
+size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks);
 size_t sdpa_lay_out_backward(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks,
                              int64_t keys);
 void sdpa_begin_sums(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, sdpa_span keys, sdpa_task *,
                      int tasks);
 size_t sdpa_lay_out_sums(const sdpa_problem *, const sdpa_kernel *, char *memory, sdpa_task *);
 
-/* quantise.c */
+/* memory/quantise.c */
 int sdpa_quantise_rows(const sdpa_array *source, int64_t batches, int64_t heads, int64_t rows, int64_t dim,
                        int64_t group, const sdpa_array *out, const sdpa_array *scales);
 

@@ -74,3 +74,12 @@ static inline vf vf_tanh(vf x)
     vf y = vf_div(m, vf_add(m, vf_set1(2)));
     return vf_select(vf_lt(x, vf_set1(0)), vf_sub(vf_set1(0), y), y);
 }
+
+/* Whether all lanes are 0; NaN is not. */
+static inline int is_zero(vf x)
+{
+    real lane[VL], any = 0;
+    vf_store(lane, x);
+    for (int i = 0; i < VL; ++i) any += lane[i] == 0 ? 0 : 1;
+    return any == 0;
+}
