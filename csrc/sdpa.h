@@ -1,5 +1,6 @@
-/* What the three layers share: the problem (filled by Cython from checked arguments), the task (what one thread
- * works on) and the kernel (the arithmetic, once per instruction set, compute type and engine).
+/* What the three layers share: the input (filled by Cython from checked arguments), the schedule (how its work is cut),
+ * the task (what one thread works on) and the kernel (the arithmetic, once per instruction set, compute type and
+ * engine).  Gradients extend input and task.
  *
  * Axes: B batch, H query heads, G key/value heads, M queries, N keys, D size of a key, E size of a value.
  * A *row* is one query of one head.  The H/G query heads that share a key/value head form a group; the rows of a
@@ -30,6 +31,7 @@ static inline char *sdpa_batch(const sdpa_array *array, int64_t batch)
     return array->data + (array->batches ? array->batches[batch] : batch * array->batch);
 }
 
+/* What the caller gave, as the kernels read it, and where the result goes.  Nothing below the call changes it. */
 typedef struct {
     int64_t batches, heads, kv_heads, q_len, kv_len, dim, value_dim;
     sdpa_array query, key, value, out;
@@ -60,43 +62,41 @@ typedef struct {
     /* Key j of batch b is row j % page_size of page pages[b * page_columns + j / page_size]: of the batch axis. */
     const int64_t *pages;
     int64_t page_columns, page_size;
+} sdpa_input;
 
-    /* For gradients; `out` and `lse` are inputs then.  Those of query, key and value are written, that of the bias, of
-     * the compute type and with the bias's own strides, is added to. */
+/* The same for gradients; `out` and `lse` are given then.  The gradients of query, key and value are written, that of
+ * the bias, of the compute type and with the bias's own strides, is added to. */
+typedef struct {
+    sdpa_input forward;
     sdpa_array grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias;
-    sdpa_array delta;      /* (B, H, M), of the compute type: see backward.h; written where it is there */
-    int bias_with_queries; /* no two pairs share a number of the bias: its gradient comes with that of queries */
+    sdpa_array delta; /* (B, H, M), of the compute type: see backward.h; written where it is there */
+} sdpa_backward_input;
 
-    /* How the work is cut; see plan/schedule.c. */
-    int64_t block_keys;             /* keys per block */
+/* Query heads that share a key/value head. */
+static inline int64_t sdpa_group(const sdpa_input *in) { return in->heads / in->kv_heads; }
+
+/* How the work of a call is cut for one kernel; see plan/schedule.c. */
+typedef struct {
+    const sdpa_input *input;
+    const struct sdpa_kernel *kernel;
     int threads;                    /* that will share the work */
-    int64_t fewest_rows, most_rows; /* of a key/value head, for the kernel at hand; other sequences are not its work */
+    int64_t fewest_rows, most_rows; /* of a key/value head, for this kernel; other sequences are not its work */
     int split;                      /* each part of the keys is a unit of its own */
     int far;                        /* K and V come from afar, and are prefetched */
-    int64_t *unit_starts;           /* (B + 1): units before each sequence */
+    int64_t *unit_starts;           /* (B + 1), where sequences are packed: units before each of them */
     struct sdpa_watch *watch;       /* of the threads of the call, between blocks: see threads.h */
-} sdpa_problem;
+} sdpa_schedule;
 
 /* How one key/value head is cut: rows into tasks, these into bundles; keys into parts, by few rows only. */
 typedef struct {
     int64_t tasks, bundles, parts;
 } sdpa_cut;
 
-/* What a thread takes at once: a bundle, or where the problem is `split` a part, of one key/value head. */
+/* What a thread takes at once: a bundle, or where the schedule is `split` a part, of one key/value head. */
 typedef struct {
     int64_t batch, kv_head, index;
     sdpa_cut cut;
 } sdpa_unit;
-
-/* Query heads that share a key/value head. */
-static inline int64_t sdpa_group(const sdpa_problem *p) { return p->heads / p->kv_heads; }
-
-/* Which rows a copy holds: the next task often needs the same. */
-typedef struct {
-    int64_t batch, kv_head, key; /* the first */
-    int rows;
-    int odd; /* see pairs.h */
-} sdpa_copied;
 
 /* Half open: begin <= key < end. */
 typedef struct {
@@ -113,35 +113,25 @@ typedef struct {
     int begin, end, first_vector, end_vector;
 } sdpa_segment;
 
-/* Gradients of rows of K or V while they are summed: in scratch, or in the result itself. */
+/* Which rows a task holds, and where they lie: see plan/rows.c. */
 typedef struct {
-    void *at;         /* row keys.begin */
-    ptrdiff_t stride; /* in `real` */
-    int64_t width;
-    sdpa_span keys;
-    char *result; /* row 0 */
-} sdpa_sums;
-
-typedef struct {
-    /* What: `rows` rows of one key/value head from `first_row` on, in `vectors` vectors.  The lanes past the last row
-     * repeat it, and are not written. */
-    int64_t batch, kv_head, first_row, q_len, kv_len;
-    int rows, vectors;
-    int leads;  /* the first of its bundle: what it fetches from memory serves the others */
-    int places; /* few rows: of a key in `s`, see few.h */
-    const char *keys_at, *values_at, *key_scales_at, *value_scales_at; /* row 0; where K and V have pages: of page 0 */
+    /* `count` rows of one key/value head from `first` on, in `vectors` vectors.  The lanes past the last row repeat it,
+     * and are not written. */
+    int64_t batch, kv_head, first, q_len, kv_len;
+    int count, vectors;
+    int far;          /* as the schedule says */
     sdpa_span keys;   /* seen by at least one row: by geometry, as everywhere where the mask is not named */
     sdpa_span shared; /* seen by every row */
-
+    const char *keys_at, *values_at, *key_scales_at, *value_scales_at; /* row 0; where K and V have pages: of page 0 */
     /* Where each row lies; set only for arrays that are there. */
-    char *query_row[SDPA_MAX_ROWS], *mask_row[SDPA_MAX_ROWS], *bias_row[SDPA_MAX_ROWS];
-    char *out_row[SDPA_MAX_ROWS], *lse_row[SDPA_MAX_ROWS];
-    char *grad_out_row[SDPA_MAX_ROWS], *grad_query_row[SDPA_MAX_ROWS], *grad_bias_row[SDPA_MAX_ROWS];
-    char *grad_lse_row[SDPA_MAX_ROWS], *delta_row[SDPA_MAX_ROWS];
+    char *query[SDPA_MAX_ROWS], *mask[SDPA_MAX_ROWS], *bias[SDPA_MAX_ROWS];
+    char *out[SDPA_MAX_ROWS], *lse[SDPA_MAX_ROWS];
+} sdpa_rows;
 
-    /* The current key block (see sdpa_enter_block). */
-    int64_t key; /* its first key */
-    int block;   /* keys in it */
+/* The current block of keys of a task, and who sees what of it: see plan/blocks.c. */
+typedef struct {
+    int64_t first; /* its first key */
+    int count;     /* keys in it */
     int segments;
     sdpa_segment segment[2 * SDPA_MAX_VECTORS + 1];
     sdpa_segment of_vector[SDPA_MAX_VECTORS]; /* begin..end: the keys computed for one vector */
@@ -149,8 +139,17 @@ typedef struct {
     sdpa_range whole[SDPA_MAX_VECTORS];       /* and that all rows of a vector see */
     int cut;                                  /* some row does not see, by geometry, some key of the segments */
     int masked;                               /* the mask hides some key of the block from some row */
+} sdpa_block;
 
-    /* Scratch of this thread; `real` is the compute type, R the rows of the kernel. */
+/* Which rows a copy holds: the next task often needs the same. */
+typedef struct {
+    int64_t batch, kv_head, key; /* the first */
+    int rows;
+    int odd; /* see pairs.h */
+} sdpa_copied;
+
+/* Where a task keeps its numbers; `real` is the compute type, R the rows of the kernel.  See plan/scratch.c. */
+typedef struct {
     sdpa_copied *copied;         /* [SDPA_COPIES]: what key_copy, value_copy and key_pairs hold */
     void *q;                     /* [D][R]; few rows: [R][D]; pairs: [D/2][R] */
     void *s;                     /* [block_keys][R]: scores, then weights; pairs of weights: [block_keys/2][R]; few
@@ -160,30 +159,64 @@ typedef struct {
     void *high;                  /* [R]: largest score of the block */
     void *max, *sum, *shrink;    /* [R] */
     void *kept;                  /* [R]; pairs: sum of the rounded weights */
-    int started;                 /* o holds something */
     void *lift;                  /* [R]: powers of 2; o holds the sums divided by them */
-    int lifted;                  /* some are above 1 */
     void *visible;               /* as s, for blocks with NaN or inf in V; pairs: or with odd rows */
-    void *poison;                /* as o: which sums meet NaN or inf in V, see output.h */
-    int poisonous;               /* poison holds something */
+    void *poison;                /* as o: which sums meet NaN or inf in V, see care.h */
     void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V cannot be read in place */
-    int odd_values;              /* what is unusual about the values of the block (see output.h) */
-    uint64_t odd_rows;           /* bit per row whose scores are computed otherwise: see pairs.h, additive.h */
     void *weigh;                 /* additive: [dim/4][5][R]: see additive.h */
+    void *cap_slope;             /* [block_keys][R], for gradients with a softcap: its derivative; else NULL */
+    int leads;                   /* the first of its bundle: what it fetches from memory serves the others */
 
-    /* For gradients (see backward.h). */
+    /* What these hold. */
+    int places;        /* few rows: of a key in `s`, see few.h */
+    int started;       /* o holds something */
+    int lifted;        /* some of `lift` are above 1 */
+    int poisonous;     /* poison holds something */
+    int odd_values;    /* what is unusual about the values of the block: see forward/scratch.h */
+    uint64_t odd_rows; /* bit per row whose scores are computed otherwise: see pairs.h, additive.h */
+} sdpa_scratch;
+
+/* What a thread works on. */
+typedef struct {
+    sdpa_rows rows;
+    sdpa_block block;
+    sdpa_scratch scratch;
+} sdpa_task;
+
+/* What gradients need beside `rows`: where those of their arrays lie. */
+typedef struct {
+    char *grad_out[SDPA_MAX_ROWS], *grad_query[SDPA_MAX_ROWS], *grad_bias[SDPA_MAX_ROWS];
+    char *grad_lse[SDPA_MAX_ROWS], *delta[SDPA_MAX_ROWS];
+} sdpa_backward_rows;
+
+/* Gradients of rows of K or V while they are summed: in scratch, or in the result itself. */
+typedef struct {
+    void *at;         /* row keys.begin */
+    ptrdiff_t stride; /* in `real` */
+    int64_t width;
+    sdpa_span keys;
+    char *result; /* row 0 */
+} sdpa_sums;
+
+/* What they need beside `scratch`: see backward.h. */
+typedef struct {
     void *g;                        /* [E][R]: grad_out, as q is query */
     void *query_rows, *grad_rows;   /* [R][D], [R][E]: query and grad_out; pairs: [R/2][..], rows interleaved by twos */
-    uint64_t poisoned;              /* bit per row of grad_out with NaN or inf: grad_rows has 0 for them */
     void *lse, *delta;              /* [R] */
     void *slope;                    /* [block_keys][R]: gradients of the scores */
     void *key_slope;                /* the same; pairs: [block_keys/2][R], rounded */
-    void *cap_slope;                /* [block_keys][R], where there is a softcap: its derivative */
     void *key_pairs;                /* pairs: [block_keys/2][D]: rows of K interleaved by twos */
-    int careful;                    /* K may hold NaN or inf */
     sdpa_sums key_sums, value_sums; /* of the gradients of K and V; `at` is NULL where only those of Q are wanted */
     char *summed;                   /* [blocks]: whether the sums of a block hold something */
-} sdpa_task;
+    uint64_t poisoned;              /* bit per row of grad_out with NaN or inf: grad_rows has 0 for them */
+    int careful;                    /* K may hold NaN or inf */
+} sdpa_backward_scratch;
+
+typedef struct {
+    sdpa_task task; /* the scores and all that they need */
+    sdpa_backward_rows rows;
+    sdpa_backward_scratch scratch;
+} sdpa_backward_task;
 
 /* A projection; see linear.h. */
 typedef struct {
@@ -195,38 +228,39 @@ typedef struct {
 } sdpa_linear;
 
 /* One step of the algorithm on the current block (or at the start or end) of a task. */
-typedef void (*sdpa_step)(const sdpa_problem *, sdpa_task *);
+typedef void (*sdpa_step)(const sdpa_input *, sdpa_task *);
+typedef void (*sdpa_backward_step)(const sdpa_backward_input *, sdpa_backward_task *);
 
-typedef struct {
+typedef struct sdpa_kernel {
     int real_bytes;  /* 4: float, 8: double */
     int lanes, rows; /* rows in a vector, and in the largest task */
     int block_keys;
-    int (*copies)(const sdpa_problem *); /* whether K or V is copied block by block, to be converted */
-    sdpa_step begin;                     /* queries to q, nothing summed yet */
-    sdpa_step scores;                    /* s = K q, with softcap, alibi, bias; -inf where hidden; high */
-    sdpa_step softmax_step;              /* s = exp(s - max); max, sum, shrink */
-    sdpa_step accumulate;                /* o = o * shrink + s V */
+    int (*copies)(const sdpa_input *); /* whether K or V is copied block by block, to be converted */
+    sdpa_step begin;                   /* queries to q, nothing summed yet */
+    sdpa_step scores;                  /* s = K q, with softcap, alibi, bias; -inf where hidden; high */
+    sdpa_step softmax_step;            /* s = exp(s - max); max, sum, shrink */
+    sdpa_step accumulate;              /* o = o * shrink + s V */
     /* Where NaN or inf came out, and not from the scores: again with care, as often as that asks for. */
-    int (*finite)(const sdpa_problem *, const sdpa_task *); /* nothing of that kind came out */
-    sdpa_step accumulate_seen;                              /* like accumulate; NaN and inf in V go to poison instead */
-    int (*lift)(const sdpa_problem *, sdpa_task *); /* whether sums overflowed; the next attempt divides by lift */
-    sdpa_step add_poison;                           /* o = o + poison */
-    sdpa_step close_sums;                           /* sinks; lse; shrink = what o is multiplied by */
-    void (*join)(const sdpa_problem *, sdpa_task *, const sdpa_task *part); /* few rows: o, max, sum of both */
-    sdpa_step start;                                                        /* o = 0 where nothing was seen */
-    sdpa_step write_out;                                                    /* out = o * shrink */
+    int (*finite)(const sdpa_input *, const sdpa_task *); /* nothing of that kind came out */
+    sdpa_step accumulate_seen;                            /* like accumulate; NaN and inf in V go to poison instead */
+    int (*lift)(const sdpa_input *, sdpa_task *); /* whether sums overflowed; the next attempt divides by lift */
+    sdpa_step add_poison;                         /* o = o + poison */
+    sdpa_step close_sums;                         /* sinks; lse; shrink = what o is multiplied by */
+    void (*join)(const sdpa_input *, const sdpa_task *, const sdpa_task *part); /* few rows: o, max, sum of both */
+    sdpa_step start;                                                            /* o = 0 where nothing was seen */
+    sdpa_step write_out;                                                        /* out = o * shrink */
     sdpa_step write_weights; /* weights of this block = exp(s - max) * shrink */
 
     /* Gradients: NULL for few rows. */
-    int step;                  /* numbers in one `real` of an operand: 1, or 2 for pairs */
-    sdpa_step begin_backward;  /* queries to q, grad_out to g, ... */
-    sdpa_step score_gradients; /* s = exp(s - lse), slope = s (V g - delta) */
-    sdpa_step query_gradient;  /* o = o + slope K */
-    sdpa_step key_gradients;   /* key_sums = key_sums + slope^T Q, value_sums = value_sums + s^T grad_out */
-    sdpa_step add_slopes;      /* grad_bias = grad_bias + slope; NULL where slopes are rounded */
-    sdpa_step bias_gradient;   /* that alone, instead of all others but `scores` */
-    int (*needs_care)(const sdpa_problem *, const sdpa_task *); /* o holds NaN or inf, maybe from a hidden key */
-    sdpa_step write_query_gradient, write_key_gradients;
+    int step;                           /* numbers in one `real` of an operand: 1, or 2 for pairs */
+    sdpa_backward_step begin_backward;  /* queries to q, grad_out to g, ... */
+    sdpa_backward_step score_gradients; /* s = exp(s - lse), slope = s (V g - delta) */
+    sdpa_backward_step query_gradient;  /* o = o + slope K */
+    sdpa_backward_step key_gradients;   /* key_sums = key_sums + slope^T Q, value_sums = value_sums + s^T grad_out */
+    sdpa_backward_step add_slopes;      /* grad_bias = grad_bias + slope; NULL where slopes are rounded */
+    sdpa_backward_step bias_gradient;   /* that alone, instead of all others but `scores` */
+    int (*needs_care)(const sdpa_input *, const sdpa_task *); /* o holds NaN or inf, maybe from a hidden key */
+    sdpa_backward_step write_query_gradient, write_key_gradients;
 
     /* Projections: NULL for few rows. */
     int linear_tile; /* rows of x in one */
@@ -248,26 +282,30 @@ extern const sdpa_isa sdpa_isas[];
 int sdpa_cpu_runs(const char *isa);
 
 /* plan/schedule.c */
-int64_t sdpa_count_units(sdpa_problem *, const sdpa_kernel *);
-int sdpa_largest_bundle(const sdpa_problem *, const sdpa_kernel *);
-sdpa_unit sdpa_find_unit(const sdpa_problem *, const sdpa_kernel *, int64_t unit);
-sdpa_span sdpa_part(const sdpa_problem *, const sdpa_unit *, int64_t part, const sdpa_task *);
-sdpa_unit sdpa_backward_head(const sdpa_problem *, const sdpa_kernel *, int64_t head);
+int64_t sdpa_count_units(sdpa_schedule *);
+int sdpa_largest_bundle(const sdpa_schedule *);
+sdpa_unit sdpa_find_unit(const sdpa_schedule *, int64_t unit);
+sdpa_span sdpa_part(const sdpa_schedule *, const sdpa_unit *, int64_t part, const sdpa_rows *);
+sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head);
 
 /* plan/rows.c */
-void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *);
-void sdpa_enter_backward(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *);
+void sdpa_enter_task(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *);
+void sdpa_enter_backward(const sdpa_schedule *, const sdpa_backward_input *, const sdpa_unit *, int64_t index,
+                         sdpa_backward_task *);
 
 /* plan/blocks.c */
-int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *);
+int sdpa_enter_block(const sdpa_schedule *, const sdpa_rows *, int64_t key, sdpa_block *);
 
 /* plan/scratch.c */
-size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks);
-size_t sdpa_lay_out_backward(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks,
-                             int64_t keys);
-void sdpa_begin_sums(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, sdpa_span keys, sdpa_task *,
-                     int tasks);
-size_t sdpa_lay_out_sums(const sdpa_problem *, const sdpa_kernel *, char *memory, sdpa_task *);
+size_t sdpa_scratch_bytes(const sdpa_schedule *, int tasks);
+void sdpa_lay_out_scratch(const sdpa_schedule *, char *memory, sdpa_task *, int tasks);
+size_t sdpa_sums_bytes(const sdpa_schedule *);
+void sdpa_lay_out_sums(const sdpa_schedule *, char *memory, sdpa_scratch *);
+size_t sdpa_backward_bytes(const sdpa_kernel *, const sdpa_backward_input *, int tasks, int64_t keys);
+void sdpa_lay_out_backward(const sdpa_kernel *, const sdpa_backward_input *, char *memory, sdpa_backward_task *,
+                           int tasks, int64_t keys);
+void sdpa_begin_sums(const sdpa_kernel *, const sdpa_backward_input *, const sdpa_unit *, sdpa_span keys,
+                     sdpa_backward_task *, int tasks);
 
 /* memory/quantise.c */
 int sdpa_quantise_rows(const sdpa_array *source, int64_t batches, int64_t heads, int64_t rows, int64_t dim,

@@ -8,9 +8,10 @@
  * Numbers and products below 2**-126 count as 0, as `vdpbf16ps` has it; where scores come from them they are as in the
  * forward pass. */
 
-static operand read_values_across(const sdpa_problem *p, sdpa_task *t)
+static operand read_values_across(const sdpa_input *in, sdpa_task *t)
 {
-    return read_rows_across(p, t, &p->value, t->values_at, p->value_dim, &t->copied[1], t->value_copy);
+    return read_rows_across(in, t, &in->value, t->rows.values_at, in->value_dim, &t->scratch.copied[1],
+                            t->scratch.value_copy);
 }
 
 /* to[feature] = the pair of two rows, 0 for NaN and inf; `second` NULL is 0.  Returns whether there was any. */
@@ -34,39 +35,41 @@ static int interleave_rows(const char *first, const char *second, const sdpa_arr
 
 static inline ptrdiff_t task_row_stride(int64_t width) { return padded_values(width); }
 
-static operand read_keys_along(const sdpa_problem *p, sdpa_task *t)
+static operand read_keys_along(const sdpa_input *in, const sdpa_backward_task *b)
 {
-    const ptrdiff_t stride = padded_values(p->dim);
-    const operand pairs = {t->key_pairs, stride * 4, SDPA_BFLOAT16};
-    if (!must_copy(t, &t->copied[2])) return pairs;
-    for (int key = 0; key < t->block; key += 2) {
+    const sdpa_task *t = &b->task;
+    const ptrdiff_t stride = padded_values(in->dim);
+    const operand pairs = {b->scratch.key_pairs, stride * 4, SDPA_BFLOAT16};
+    if (!must_copy(t, &t->scratch.copied[2])) return pairs;
+    for (int key = 0; key < t->block.count; key += 2) {
         int end = key + 1;
-        const char *first = key_address(p, t, key, &end), *second = key + 1 < t->block ? first + p->key.row : NULL;
-        interleave_rows(first, second, &p->key, p->dim, (real *)t->key_pairs + key / 2 * stride);
+        const char *first = key_address(in, t, key, &end),
+                   *second = key + 1 < t->block.count ? first + in->key.row : NULL;
+        interleave_rows(first, second, &in->key, in->dim, (real *)b->scratch.key_pairs + key / 2 * stride);
     }
     return pairs;
 }
-static int needs_care(const sdpa_problem *p, const sdpa_task *t)
+static int needs_care(const sdpa_input *in, const sdpa_task *t)
 {
-    (void)p, (void)t;
+    (void)in, (void)t;
     return 0;
 }
 
 /* The scale would round what is copied of Q: it comes last. */
-static inline double key_factor(const sdpa_problem *p) { return p->scale; }
-static inline double query_factor(const sdpa_problem *p)
+static inline double key_factor(const sdpa_input *in) { return in->scale; }
+static inline double query_factor(const sdpa_input *in)
 {
-    (void)p;
+    (void)in;
     return 1;
 }
 
-static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width,
+static uint64_t copy_task_rows(const sdpa_rows *of, const sdpa_array *array, char *const *row_at, int64_t width,
                                double factor, real *rows)
 {
     (void)factor;
     uint64_t odd = 0;
-    for (int row = 0; row < t->rows; row += 2, rows += padded_values(width)) {
-        const char *second = row + 1 < t->rows ? row_at[row + 1] : NULL;
+    for (int row = 0; row < of->count; row += 2, rows += padded_values(width)) {
+        const char *second = row + 1 < of->count ? row_at[row + 1] : NULL;
         if (interleave_rows(row_at[row], second, array, width, rows)) odd |= (uint64_t)3 << row;
     }
     return odd;
@@ -74,20 +77,23 @@ static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char
 
 /* Weights and slopes, two to the room of one: in the first half of what held scores and dP.  Vectors come in their
  * order, so what is overwritten was read. */
-static inline ALWAYS_INLINE void keep_slopes(const sdpa_task *t, int key, int v, const vf *weight, const vf *slope,
-                                             const int count)
+static inline ALWAYS_INLINE void keep_slopes(const sdpa_backward_task *b, int key, int v, const vf *weight,
+                                             const vf *slope, const int count)
 {
     UNROLL_FOR (int i = 0; i < count; ++i) {
         const ptrdiff_t row = (ptrdiff_t)(key + i) * ROWS * 4 + v * VL * 2;
-        halves_store_half((char *)t->s + row, weight[i]);
-        halves_store_half((char *)t->slope + row, slope[i]);
+        halves_store_half((char *)b->task.scratch.s + row, weight[i]);
+        halves_store_half((char *)b->scratch.slope + row, slope[i]);
     }
     UNROLL_FOR (int i = 0; i < count; i += 2)
-        vf_store((real *)t->key_slope + (key + i) / 2 * ROWS + v * VL, vf_round_pairs(slope[i], slope[i + 1]));
+        vf_store((real *)b->scratch.key_slope + (key + i) / 2 * ROWS + v * VL, vf_round_pairs(slope[i], slope[i + 1]));
 }
 static inline real kept_at(const void *kept, int key, int row)
 {
     return float_of_bfloat16(read_bits((const char *)kept + (ptrdiff_t)key * ROWS * 4 + 2 * row));
 }
-static inline real row_weight_at(const sdpa_task *t, int key, int row) { return kept_at(t->s, key, row); }
-static inline real row_slope_at(const sdpa_task *t, int key, int row) { return kept_at(t->slope, key, row); }
+static inline real row_weight_at(const sdpa_task *t, int key, int row) { return kept_at(t->scratch.s, key, row); }
+static inline real row_slope_at(const sdpa_backward_task *b, int key, int row)
+{
+    return kept_at(b->scratch.slope, key, row);
+}

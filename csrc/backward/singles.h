@@ -1,42 +1,43 @@
 /* What the products of backward.h multiply, number by number: the same interface as pairs.h. */
 
 /* V and K along features, and K along keys. */
-static operand read_values_across(const sdpa_problem *p, sdpa_task *t) { return read_values(p, t); }
+static operand read_values_across(const sdpa_input *in, sdpa_task *t) { return read_values(in, t); }
 
-static operand read_keys_along(const sdpa_problem *p, sdpa_task *t)
+static operand read_keys_along(const sdpa_input *in, sdpa_backward_task *b)
 {
-    if (!t->careful) return read_keys(p, t);
-    real *copy = t->key_copy;
-    copy_block(p, t, &p->key, t->keys_at, &p->key_scale, t->key_scales_at, p->dim, copy);
-    t->copied[0].rows = 0; /* of no use to others */
-    for (int64_t i = 0; i < t->block * padded(p->dim); i += VL) {
+    sdpa_task *t = &b->task;
+    if (!b->scratch.careful) return read_keys(in, t);
+    real *copy = t->scratch.key_copy;
+    copy_block(in, t, &in->key, t->rows.keys_at, &in->key_scale, t->rows.key_scales_at, in->dim, copy);
+    t->scratch.copied[0].rows = 0; /* of no use to others */
+    for (int64_t i = 0; i < t->block.count * padded(in->dim); i += VL) {
         const vf x = vf_load(copy + i);
         vf_store(copy + i, vf_select(is_finite(x), x, vf_set1(0)));
     }
-    return copied_rows(copy, p->dim);
+    return copied_rows(copy, in->dim);
 }
 
 /* A hidden key has slope 0, but 0 * NaN is NaN. */
-static int needs_care(const sdpa_problem *p, const sdpa_task *t) { return !finite_sums(t, p->dim); }
+static int needs_care(const sdpa_input *in, const sdpa_task *t) { return !finite_sums(t, in->dim); }
 
 static inline ptrdiff_t task_row_stride(int64_t width) { return padded(width); }
 
 /* The scale is multiplied into what is copied of Q, and not into the gradient of K. */
-static inline double query_factor(const sdpa_problem *p) { return p->scale; }
-static inline double key_factor(const sdpa_problem *p)
+static inline double query_factor(const sdpa_input *in) { return in->scale; }
+static inline double key_factor(const sdpa_input *in)
 {
-    (void)p;
+    (void)in;
     return 1;
 }
 
 /* rows[row][features] of the task, times `factor`, 0 for NaN and inf.  Returns a bit per row that had any. */
-static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width,
+static uint64_t copy_task_rows(const sdpa_rows *of, const sdpa_array *array, char *const *row_at, int64_t width,
                                double factor, real *rows)
 {
     const vf factors = vf_set1(narrowed(factor));
     uint64_t odd = 0;
     vf poison = vf_set1(0);
-    for (int row = 0; row < t->rows; ++row) {
+    for (int row = 0; row < of->count; ++row) {
         real *to = rows + row * padded(width);
         copy_row(row_at[row], array, width, to);
         for (int64_t i = 0; i < width; i += VL) {
@@ -46,7 +47,7 @@ static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char
         }
     }
     if (is_zero(poison)) return 0;
-    for (int row = 0; row < t->rows; ++row, rows += padded(width)) {
+    for (int row = 0; row < of->count; ++row, rows += padded(width)) {
         poison = vf_set1(0);
         for (int64_t i = 0; i < width; i += VL) {
             const vf x = vf_load(rows + i);
@@ -59,16 +60,16 @@ static uint64_t copy_task_rows(const sdpa_task *t, const sdpa_array *array, char
 }
 
 /* They take the place of the scores and of dP. */
-static inline ALWAYS_INLINE void keep_slopes(const sdpa_task *t, int key, int v, const vf *weight, const vf *slope,
-                                             const int count)
+static inline ALWAYS_INLINE void keep_slopes(const sdpa_backward_task *b, int key, int v, const vf *weight,
+                                             const vf *slope, const int count)
 {
     UNROLL_FOR (int i = 0; i < count; ++i) {
-        vf_store(scores_at(t, key + i, v), weight[i]);
-        vf_store((real *)t->slope + (ptrdiff_t)(key + i) * ROWS + v * VL, slope[i]);
+        vf_store(scores_at(&b->task, key + i, v), weight[i]);
+        vf_store((real *)b->scratch.slope + (ptrdiff_t)(key + i) * ROWS + v * VL, slope[i]);
     }
 }
 static inline real row_weight_at(const sdpa_task *t, int key, int row) { return scores_at(t, key, 0)[row]; }
-static inline real row_slope_at(const sdpa_task *t, int key, int row)
+static inline real row_slope_at(const sdpa_backward_task *b, int key, int row)
 {
-    return ((real *)t->slope)[(ptrdiff_t)key * ROWS + row];
+    return ((real *)b->scratch.slope)[(ptrdiff_t)key * ROWS + row];
 }

@@ -25,7 +25,7 @@
 enum { LARGEST = REAL_MANTISSA_BITS + 5, WIDEST = REAL_BIAS - 1, SAFE = WIDEST - LARGEST };
 
 enum { GROUP = 4, WEIGHTS = GROUP + 1, GROUPS_OF_SUM = LONGEST_SUM / GROUP, KEYS_OF_TILE = 4 };
-static inline int64_t groups_of(const sdpa_problem *p) { return (p->dim + GROUP - 1) / GROUP; }
+static inline int64_t groups_of(const sdpa_input *in) { return (in->dim + GROUP - 1) / GROUP; }
 
 #define EXPONENT_FACTOR ((real)(2 * LOG2_E))
 
@@ -45,34 +45,34 @@ static inline vf is_unsafe(vf x)
 /* ---- once for each row */
 
 /* q becomes X; its rows that hold a large x are marked. */
-static void begin_rows(const sdpa_problem *p, sdpa_task *t)
+static void begin_rows(const sdpa_input *in, sdpa_task *t)
 {
-    t->odd_rows = 0;
-    for (int v = 0; v < t->vectors; ++v) {
+    t->scratch.odd_rows = 0;
+    for (int v = 0; v < t->rows.vectors; ++v) {
         vf unsafe = vf_set1(0);
-        real lane[VL], *q = (real *)t->q + v * VL;
-        for (int64_t a = 0; a < p->dim; ++a) {
+        real lane[VL], *q = (real *)t->scratch.q + v * VL;
+        for (int64_t a = 0; a < in->dim; ++a) {
             const vf x = vf_load(q + a * ROWS);
             unsafe = vf_max(unsafe, is_unsafe(x));
             vf_store(q + a * ROWS, exponential(x));
         }
-        for (int64_t a = p->dim; a < groups_of(p) * GROUP; ++a) vf_store(q + a * ROWS, vf_set1(0));
+        for (int64_t a = in->dim; a < groups_of(in) * GROUP; ++a) vf_store(q + a * ROWS, vf_set1(0));
         vf_store(lane, unsafe);
-        for (int i = 0; i < VL; ++i) t->odd_rows |= (uint64_t)(lane[i] > 0) << (v * VL + i);
+        for (int i = 0; i < VL; ++i) t->scratch.odd_rows |= (uint64_t)(lane[i] > 0) << (v * VL + i);
     }
 }
 
 /* The weights of each row: heads that share keys may have their own. */
-static void load_weights(const sdpa_problem *p, sdpa_task *t)
+static void load_weights(const sdpa_input *in, const sdpa_task *t)
 {
-    const int64_t group = sdpa_group(p);
-    real *weigh = t->weigh;
-    for (int64_t g = 0; g < groups_of(p); ++g, weigh += WEIGHTS * ROWS)
-        for (int row = 0; row < t->vectors * VL; ++row) {
-            const double *v = p->v + (t->kv_head * group + (t->first_row + row) % group) * p->dim;
+    const int64_t group = sdpa_group(in);
+    real *weigh = t->scratch.weigh;
+    for (int64_t g = 0; g < groups_of(in); ++g, weigh += WEIGHTS * ROWS)
+        for (int row = 0; row < t->rows.vectors * VL; ++row) {
+            const double *v = in->v + (t->rows.kv_head * group + (t->rows.first + row) % group) * in->dim;
             real sum = 0;
             for (int i = 0; i < GROUP; ++i) {
-                const real each = g * GROUP + i < p->dim ? (real)v[g * GROUP + i] : 0;
+                const real each = g * GROUP + i < in->dim ? (real)v[g * GROUP + i] : 0;
                 weigh[i * ROWS + row] = -2 * each;
                 sum += each;
             }
@@ -80,30 +80,30 @@ static void load_weights(const sdpa_problem *p, sdpa_task *t)
         }
 }
 
-static void begin_additive(const sdpa_problem *p, sdpa_task *t)
+static void begin_additive(const sdpa_input *in, sdpa_task *t)
 {
-    begin_rows(p, t);
-    load_weights(p, t);
+    begin_rows(in, t);
+    load_weights(in, t);
 }
 
 /* ---- once for each block and bundle of tasks */
 
 /* Y of the keys of the block, in rows of whole groups. */
-static operand exponential_keys(const sdpa_problem *p, sdpa_task *t)
+static operand exponential_keys(const sdpa_input *in, const sdpa_task *t)
 {
-    const int64_t width = padded(groups_of(p) * GROUP);
-    if (must_copy(t, &t->copied[0]))
-        for (int key = 0; key < t->block; ++key) {
+    const int64_t width = padded(groups_of(in) * GROUP);
+    if (must_copy(t, &t->scratch.copied[0]))
+        for (int key = 0; key < t->block.count; ++key) {
             int alone = key + 1;
-            const char *at = key_address(p, t, key, &alone);
-            real *copy = (real *)t->key_copy + key * width;
+            const char *at = key_address(in, t, key, &alone);
+            real *copy = (real *)t->scratch.key_copy + key * width;
             for (int64_t a = 0; a < width; a += VL) {
-                const int64_t left = p->dim - a;
+                const int64_t left = in->dim - a;
                 const int count = left < 0 ? 0 : left < VL ? (int)left : VL;
-                vf_store(copy + a, exponential(read_chunk(at + a * p->key.column, p->key.column, count, &p->key)));
+                vf_store(copy + a, exponential(read_chunk(at + a * in->key.column, in->key.column, count, &in->key)));
             }
         }
-    return (operand){t->key_copy, width * (ptrdiff_t)sizeof(real), REAL_DTYPE};
+    return (operand){t->scratch.key_copy, width * (ptrdiff_t)sizeof(real), REAL_DTYPE};
 }
 
 /* ---- for each pair */
@@ -145,27 +145,27 @@ static inline ALWAYS_INLINE void additive_tile(const int height, int64_t groups,
     vf_store(high, highest);
 }
 
-static inline int any_unsafe(const sdpa_problem *p, const char *key_row)
+static inline int any_unsafe(const sdpa_input *in, const char *key_row)
 {
     vf unsafe = vf_set1(0);
-    for (int64_t a = 0; a < p->dim; a += VL) {
-        const int count = p->dim - a < VL ? (int)(p->dim - a) : VL;
-        unsafe = vf_max(unsafe, is_unsafe(read_chunk(key_row + a * p->key.column, p->key.column, count, &p->key)));
+    for (int64_t a = 0; a < in->dim; a += VL) {
+        const int count = in->dim - a < VL ? (int)(in->dim - a) : VL;
+        unsafe = vf_max(unsafe, is_unsafe(read_chunk(key_row + a * in->key.column, in->key.column, count, &in->key)));
     }
     return !is_zero(unsafe);
 }
 
 /* sum of v tanh(x + y) as it stands. */
-static vf plain_tanh(const sdpa_problem *p, const sdpa_task *t, int v, const char *key_row)
+static vf plain_tanh(const sdpa_input *in, const sdpa_task *t, int v, const char *key_row)
 {
-    const real *weigh = (const real *)t->weigh + v * VL;
+    const real *weigh = (const real *)t->scratch.weigh + v * VL;
     vf sum = vf_set1(0), x[VL];
-    for (int64_t first = 0; first < p->dim; first += VL) {
-        const int count = p->dim - first < VL ? (int)(p->dim - first) : VL;
-        read_transposed(x, t->query_row + v * VL, first * p->query.column, count, &p->query);
+    for (int64_t first = 0; first < in->dim; first += VL) {
+        const int count = in->dim - first < VL ? (int)(in->dim - first) : VL;
+        read_transposed(x, t->rows.query + v * VL, first * in->query.column, count, &in->query);
         for (int i = 0; i < count; ++i) {
             const int64_t a = first + i;
-            const vf y = vf_set1(read_one(key_row + a * p->key.column, p->key.dtype));
+            const vf y = vf_set1(read_one(key_row + a * in->key.column, in->key.dtype));
             sum = vf_fma(vf_load(weigh + (a / GROUP * WEIGHTS + a % GROUP) * ROWS), vf_tanh(vf_add(x[i], y)), sum);
         }
     }
@@ -173,37 +173,37 @@ static vf plain_tanh(const sdpa_problem *p, const sdpa_task *t, int v, const cha
 }
 
 /* The scores of odd rows for odd keys again; `high` is found again from `before`. */
-static void correct_odd_rows(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, int v, vf before)
+static void correct_odd_rows(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, int v, vf before)
 {
-    real odd[VL], *high = (real *)t->high + v * VL;
+    real odd[VL], *high = (real *)t->scratch.high + v * VL;
     vf highest = before;
-    for (int i = 0; i < VL; ++i) odd[i] = (real)(t->odd_rows >> (v * VL + i) & 1);
+    for (int i = 0; i < VL; ++i) odd[i] = (real)(t->scratch.odd_rows >> (v * VL + i) & 1);
     for (int key = g.begin; key < g.end; ++key) {
         int alone = key + 1;
-        const char *key_row = key_address(p, t, key, &alone);
+        const char *key_row = key_address(in, t, key, &alone);
         real *s = scores_at(t, key, v);
-        if (any_unsafe(p, key_row))
-            vf_store(s, vf_select(vf_lt(vf_set1(0), vf_load(odd)), plain_tanh(p, t, v, key_row), vf_load(s)));
+        if (any_unsafe(in, key_row))
+            vf_store(s, vf_select(vf_lt(vf_set1(0), vf_load(odd)), plain_tanh(in, t, v, key_row), vf_load(s)));
         highest = vf_max(vf_load(s), highest);
     }
     vf_store(high, highest);
 }
 
 /* s[key][rows] and high in a segment, as score_products. */
-static void additive_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys)
+static void additive_products(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
     const ptrdiff_t stride = keys.stride / (ptrdiff_t)sizeof(real);
     const real *y = (const real *)keys.at;
     for (int v = g.first_vector; v < g.end_vector; ++v) {
-        const real *q = (const real *)t->q + v * VL, *weigh = (const real *)t->weigh + v * VL;
-        real *high = (real *)t->high + v * VL;
+        const real *q = (const real *)t->scratch.q + v * VL, *weigh = (const real *)t->scratch.weigh + v * VL;
+        real *high = (real *)t->scratch.high + v * VL;
         const vf before = vf_load(high);
         int key = g.begin;
 #define TILE_OF(height)                                                                                                \
-    additive_tile(height, groups_of(p), y + key * stride, stride, q, weigh, scores_at(t, key, v), high)
+    additive_tile(height, groups_of(in), y + key * stride, stride, q, weigh, scores_at(t, key, v), high)
         for (; key + KEYS_OF_TILE <= g.end; key += KEYS_OF_TILE) TILE_OF(KEYS_OF_TILE);
         for (; key < g.end; ++key) TILE_OF(1);
 #undef TILE_OF
-        if (t->odd_rows >> (v * VL) << (64 - VL)) correct_odd_rows(p, t, g, v, before);
+        if (t->scratch.odd_rows >> (v * VL) << (64 - VL)) correct_odd_rows(in, t, g, v, before);
     }
 }

@@ -24,30 +24,30 @@ static inline vf mark_of(vf x)
 }
 
 /* The values of the block with 0 for NaN and inf; or marks for these and 0 for all others. */
-static operand part_of_values(const sdpa_problem *p, sdpa_task *t, int marks)
+static operand part_of_values(const sdpa_input *in, sdpa_task *t, int marks)
 {
-    const operand values = copy_values(p, t);
+    const operand values = copy_values(in, t);
     const vf zero = vf_set1(0);
     vf poison = zero;
-    real *copy = t->value_copy;
-    for (int64_t i = 0; i < t->block * padded(p->value_dim); i += VL) {
+    real *copy = t->scratch.value_copy;
+    for (int64_t i = 0; i < t->block.count * padded(in->value_dim); i += VL) {
         const vf x = vf_load(copy + i);
         poison = vf_fma(x, zero, poison);
         vf_store(copy + i, marks ? vf_select(is_finite(x), zero, mark_of(x)) : vf_select(is_finite(x), x, zero));
     }
-    t->odd_values = is_zero(poison) ? 0 : NOT_FINITE;
-    if (t->odd_values) t->copied[1].rows = 0; /* of no use to others */
+    t->scratch.odd_values = is_zero(poison) ? 0 : NOT_FINITE;
+    if (t->scratch.odd_values) t->scratch.copied[1].rows = 0; /* of no use to others */
     return values;
 }
 
-/* t->visible becomes 1 where a key is visible, and 0 where it is hidden.  Where it is visible and weighs 0, inf is to
+/* `visible` becomes 1 where a key is visible, and 0 where it is hidden.  Where it is visible and weighs 0, inf is to
  * become NaN. */
 static void mark_visible(const sdpa_task *t)
 {
     const vf hidden = vf_set1(-(real)INFINITY), zero = vf_set1(0), one = vf_set1(1), none = vf_set1(NAN_MARK);
-    real *visible = t->visible;
-    for (ptrdiff_t i = 0; i < score_index(t, t->block, 0); i += VL) {
-        const vf seen = vf_select(vf_eq(vf_load((real *)t->s + i), zero), none, one);
+    real *visible = t->scratch.visible;
+    for (ptrdiff_t i = 0; i < score_index(t, t->block.count, 0); i += VL) {
+        const vf seen = vf_select(vf_eq(vf_load((real *)t->scratch.s + i), zero), none, one);
         vf_store(visible + i, vf_select(vf_eq(vf_load(visible + i), hidden), zero, seen));
     }
 }
@@ -58,16 +58,16 @@ static inline uint16_t mark_of(uint16_t bits)
     return bits == 0x7f80 ? ONE : bits == 0xff80 ? ONE + (10 << EXPONENT) : ONE + (20 << EXPONENT);
 }
 
-static operand part_of_values(const sdpa_problem *p, sdpa_task *t, int marks)
+static operand part_of_values(const sdpa_input *in, sdpa_task *t, int marks)
 {
-    const operand values = copy_values(p, t);
-    char *copy = t->value_copy;
-    if (!(t->odd_values & NOT_FINITE)) return values;
-    for (int64_t i = 0; i < (t->block + 1) / 2 * padded_values(p->value_dim) * 2; ++i) {
+    const operand values = copy_values(in, t);
+    char *copy = t->scratch.value_copy;
+    if (!(t->scratch.odd_values & NOT_FINITE)) return values;
+    for (int64_t i = 0; i < (t->block.count + 1) / 2 * padded_values(in->value_dim) * 2; ++i) {
         const uint16_t bits = read_bits(copy + 2 * i), odd = (bits & 0x7fff) >= INFINITE ? 0xffff : 0;
         write_bits(copy + 2 * i, marks ? mark_of(bits) & odd : bits & (uint16_t)~odd);
     }
-    t->copied[1].rows = 0;
+    t->scratch.copied[1].rows = 0;
     return values;
 }
 
@@ -75,12 +75,12 @@ static operand part_of_values(const sdpa_problem *p, sdpa_task *t, int marks)
 static void mark_visible(const sdpa_task *t)
 {
     const vf hidden = vf_set1(-(real)INFINITY), zero = vf_set1(0), one = vf_set1(1), none = vf_set1(NAN_MARK);
-    real *visible = t->visible;
-    for (int key = 0; key < t->block; key += 2)
-        for (int v = 0; v < t->vectors; ++v) {
+    real *visible = t->scratch.visible;
+    for (int key = 0; key < t->block.count; key += 2)
+        for (int v = 0; v < t->rows.vectors; ++v) {
             const vf pair = vf_load(pair_at(t, key, v)), weight[2] = {vf_first(pair), vf_second(pair)};
             vf seen[2] = {zero, zero};
-            for (int i = 0; i < 2 && key + i < t->block; ++i) {
+            for (int i = 0; i < 2 && key + i < t->block.count; ++i) {
                 seen[i] = vf_select(vf_eq(weight[i], zero), none, one);
                 seen[i] = vf_select(vf_eq(vf_load(visible + score_index(t, key + i, v)), hidden), zero, seen[i]);
             }
@@ -91,14 +91,12 @@ static void mark_visible(const sdpa_task *t)
 
 /* visible[key][rows] of the block: -inf where a key is hidden, by whichever option.  What hides scores is asked to hide
  * zeros. */
-static void find_visible(const sdpa_problem *p, sdpa_task *t)
+static void find_visible(const sdpa_input *in, const sdpa_task *t)
 {
-    real *weights = t->s;
-    t->s = t->visible;
-    memset(t->s, 0, (size_t)t->block * ROWS * sizeof(real));
-    for (int v = 0; v < t->vectors; ++v)
-        shape(p, t, v, t->of_vector[v].begin, t->of_vector[v].end, steps_of(p, t) & (BIAS | MASK | CUT));
-    t->s = weights;
+    memset(t->scratch.visible, 0, (size_t)t->block.count * ROWS * sizeof(real));
+    for (int v = 0; v < t->rows.vectors; ++v)
+        shape(in, t, t->scratch.visible, v, t->block.of_vector[v].begin, t->block.of_vector[v].end,
+              steps_of(in, t) & (BIAS | MASK | CUT));
 }
 
 /* ---- what was seen of it */
@@ -121,40 +119,37 @@ static inline vf marked_number(vf marks)
     return vf_select(vf_eq(marks, vf_set1(INF_MARK)), inf, of_minus_inf);
 }
 
-static void find_poison(const sdpa_problem *p, sdpa_task *t, operand marks)
+static void find_poison(const sdpa_input *in, sdpa_task *t, operand marks)
 {
-    void *weights = t->s, *sums = t->o;
     real ones[ROWS];
     for (int row = 0; row < ROWS; ++row) ones[row] = 1;
-    t->s = t->visible, t->o = t->poison;
-    output_block(p, t, marks, t->poisonous ? ones : NULL);
-    t->s = weights, t->o = sums;
-    t->poisonous = 1;
-    for (int64_t i = 0; i < output_vectors(p, t); ++i) {
-        real *at = (real *)t->poison + output_offset(p, t, i);
+    output_block(in, t, marks, t->scratch.visible, t->scratch.poison, t->scratch.poisonous ? ones : NULL);
+    t->scratch.poisonous = 1;
+    for (int64_t i = 0; i < output_vectors(in, t); ++i) {
+        real *at = (real *)t->scratch.poison + output_offset(in, t, i);
         vf_store(at, without_counts(vf_load(at)));
     }
 }
 
 /* Like accumulate. */
-static void accumulate_seen(const sdpa_problem *p, sdpa_task *t)
+static void accumulate_seen(const sdpa_input *in, sdpa_task *t)
 {
-    const operand values = part_of_values(p, t, 0);
-    const int poisonous = t->odd_values & NOT_FINITE;
+    const operand values = part_of_values(in, t, 0);
+    const int poisonous = t->scratch.odd_values & NOT_FINITE;
     if (poisonous) {
-        find_visible(p, t);
+        find_visible(in, t);
         mark_visible(t);
     }
-    if (t->lifted) lower_weights(t);
-    add_values(p, t, values);
-    if (poisonous) find_poison(p, t, part_of_values(p, t, 1));
+    if (t->scratch.lifted) lower_weights(t);
+    add_values(in, t, values);
+    if (poisonous) find_poison(in, t, part_of_values(in, t, 1));
 }
 
-static void add_poison(const sdpa_problem *p, sdpa_task *t)
+static void add_poison(const sdpa_input *in, sdpa_task *t)
 {
-    for (int64_t i = 0; t->poisonous && i < output_vectors(p, t); ++i) {
-        real *at = (real *)t->o + output_offset(p, t, i);
-        const vf x = vf_load(at), marks = vf_load((real *)t->poison + output_offset(p, t, i));
+    for (int64_t i = 0; t->scratch.poisonous && i < output_vectors(in, t); ++i) {
+        real *at = (real *)t->scratch.o + output_offset(in, t, i);
+        const vf x = vf_load(at), marks = vf_load((real *)t->scratch.poison + output_offset(in, t, i));
         vf_store(at, vf_select(vf_eq(marks, vf_set1(0)), x, vf_add(x, marked_number(marks)))); /* -0 stays */
     }
 }
@@ -162,36 +157,36 @@ static void add_poison(const sdpa_problem *p, sdpa_task *t)
 /* ---- sums that overflow */
 
 /* Of each row: whether its sums are not finite though its scores are; one of NaN is NaN with care, too. */
-static int find_unsettled(const sdpa_problem *p, const sdpa_task *t, int *unsettled)
+static int find_unsettled(const sdpa_input *in, const sdpa_task *t, int *unsettled)
 {
-    const real *sum = t->sum;
+    const real *sum = t->scratch.sum;
     real poison[ROWS] = {0};
     int any = 0;
-    for (int64_t i = 0; t->started && i < output_vectors(p, t); ++i)
-        add_to_rows(p, t, i, vf_mul(vf_load((real *)t->o + output_offset(p, t, i)), vf_set1(0)), poison);
-    for (int row = 0; row < t->vectors * VL; ++row) {
+    for (int64_t i = 0; t->scratch.started && i < output_vectors(in, t); ++i)
+        add_to_rows(in, t, i, vf_mul(vf_load((real *)t->scratch.o + output_offset(in, t, i)), vf_set1(0)), poison);
+    for (int row = 0; row < t->rows.vectors * VL; ++row) {
         unsettled[row] = poison[row] != 0 && sum[row] == sum[row];
         any |= unsettled[row];
     }
     return any;
 }
 
-static int finite(const sdpa_problem *p, const sdpa_task *t)
+static int finite(const sdpa_input *in, const sdpa_task *t)
 {
     int unsettled[ROWS];
-    return !t->started || finite_sums(t, p->value_dim) || !find_unsettled(p, t, unsettled);
+    return !t->scratch.started || finite_sums(t, in->value_dim) || !find_unsettled(in, t, unsettled);
 }
 
 /* Once V is known to be finite where it was summed. */
-static int lift(const sdpa_problem *p, sdpa_task *t)
+static int lift(const sdpa_input *in, sdpa_task *t)
 {
     int unsettled[ROWS], exponent;
-    real *factor = t->lift;
-    t->lifted = find_unsettled(p, t, unsettled);
-    for (int row = 0; row < t->vectors * VL; ++row) {
+    real *factor = t->scratch.lift;
+    t->scratch.lifted = find_unsettled(in, t, unsettled);
+    for (int row = 0; row < t->rows.vectors * VL; ++row) {
         if (!unsettled[row]) continue;
-        frexp(((real *)t->sum)[row], &exponent);
+        frexp(((real *)t->scratch.sum)[row], &exponent);
         factor[row] = (real)ldexp(1, exponent + 1); /* at least twice the sum of the weights */
     }
-    return t->lifted;
+    return t->scratch.lifted;
 }

@@ -85,44 +85,45 @@ static source source_of(operand rows, int64_t width, const sdpa_array *array, co
     while (bytes && s.rows_ahead * bytes < bytes_ahead(rows.dtype)) s.rows_ahead += KEYS_IN_CACHE;
     return s;
 }
-static source source_of_keys(const sdpa_problem *p, const sdpa_task *t, operand keys)
+static source source_of_keys(const sdpa_input *in, const sdpa_task *t, operand keys)
 {
-    return source_of(keys, p->dim, &p->key, t->keys_at, &p->key_scale, t->key_scales_at);
+    return source_of(keys, in->dim, &in->key, t->rows.keys_at, &in->key_scale, t->rows.key_scales_at);
 }
-static source source_of_values(const sdpa_problem *p, const sdpa_task *t, operand values)
+static source source_of_values(const sdpa_input *in, const sdpa_task *t, operand values)
 {
-    return source_of(values, p->value_dim, &p->value, t->values_at, &p->value_scale, t->value_scales_at);
-}
-
-static int how_far(const sdpa_problem *p, const source *s)
-{
-    return !p->far ? NEAR : s->rows.at && s->compact ? FAR : FAR_IN_RUNS;
+    return source_of(values, in->value_dim, &in->value, t->rows.values_at, &in->value_scale, t->rows.value_scales_at);
 }
 
-static void enter_page(const sdpa_problem *p, const sdpa_task *t, const source *s, int key, int *end, row_run *run)
+static int how_far(const sdpa_task *t, const source *s)
+{
+    return !t->rows.far ? NEAR : s->rows.at && s->compact ? FAR : FAR_IN_RUNS;
+}
+
+static void enter_page(const sdpa_input *in, const sdpa_task *t, const source *s, int key, int *end, row_run *run)
 {
     const int later = key + s->rows_ahead;
     int unused = key + 1;
     /* Pieces so short have their like in one page, too, in pages of a multiple of so many rows. */
     if (*end - key > KEYS_IN_CACHE) *end = key + KEYS_IN_CACHE;
-    run->at = run->ahead = row_address(p, s->array, s->rows_at, t, key, end);
-    if (t->key + later < t->keys.end) run->ahead = row_address(p, s->array, s->rows_at, t, later, &unused);
+    run->at = run->ahead = row_address(in, s->array, s->rows_at, t, key, end);
+    if (t->block.first + later < t->rows.keys.end)
+        run->ahead = row_address(in, s->array, s->rows_at, t, later, &unused);
 }
 
 /* The run from `key` of the block on; it ends before key *end. */
-static inline ALWAYS_INLINE row_run run_of(const sdpa_problem *p, const sdpa_task *t, const source *s, int key,
-                                           int *end, const int dtype, const int far)
+static inline ALWAYS_INLINE row_run run_of(const sdpa_input *in, const sdpa_task *t, const source *s, int key, int *end,
+                                           const int dtype, const int far)
 {
-    row_run run = {.stride = s->rows.stride, .compact = s->compact, .group_shift = p->group_shift};
+    row_run run = {.stride = s->rows.stride, .compact = s->compact, .group_shift = in->group_shift};
     int unused = key + 1;
     if (far != FAR && !s->rows.at) {
-        enter_page(p, t, s, key, end, &run);
+        enter_page(in, t, s, key, end, &run);
     } else {
         run.at = s->rows.at + key * run.stride;
         run.ahead = run.at + s->rows_ahead * run.stride;
     }
     if (dtype != SDPA_INT8) return run;
-    run.scales = row_address(p, s->scale, s->scales_at, t, key, &unused);
+    run.scales = row_address(in, s->scale, s->scales_at, t, key, &unused);
     run.scale_stride = s->scale->row;
     return run;
 }
@@ -218,33 +219,33 @@ static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, cons
     } while (0)
 
 /* Those of rows that are not there hold numbers, whatever they are. */
-static void choose_places(const sdpa_problem *p, sdpa_task *t)
+static void choose_places(const sdpa_input *in, sdpa_task *t)
 {
-    const int64_t keys = p->block_keys < p->kv_len ? p->block_keys : p->kv_len;
-    t->places = p->weights.data ? ROWS : 1; /* weights are written from s[key][ROWS] */
-    while (t->places < t->rows) t->places *= 2;
-    if (t->places > t->rows) memset(t->s, 0, (size_t)(keys * t->places) * sizeof(real));
+    const int64_t keys = BLOCK_KEYS < in->kv_len ? BLOCK_KEYS : in->kv_len;
+    t->scratch.places = in->weights.data ? ROWS : 1; /* weights are written from s[key][ROWS] */
+    while (t->scratch.places < t->rows.count) t->scratch.places *= 2;
+    if (t->scratch.places > t->rows.count) memset(t->scratch.s, 0, (size_t)(keys * t->scratch.places) * sizeof(real));
 }
 
-static void load_queries(const sdpa_problem *p, sdpa_task *t)
+static void load_queries(const sdpa_input *in, sdpa_task *t)
 {
-    for (int row = 0; row < t->rows; ++row)
-        read_row(t->query_row[row], &p->query, p->dim, (real *)t->q + row * padded(p->dim));
-    choose_places(p, t);
+    for (int row = 0; row < t->rows.count; ++row)
+        read_row(t->rows.query[row], &in->query, in->dim, (real *)t->scratch.q + row * padded(in->dim));
+    choose_places(in, t);
 }
 
-static inline ALWAYS_INLINE void score_keys(const int dtype, const int far, const int how_wide, const sdpa_problem *p,
+static inline ALWAYS_INLINE void score_keys(const int dtype, const int far, const int how_wide, const sdpa_input *in,
                                             const sdpa_task *t, sdpa_segment g, const source *keys)
 {
-    const real *q = t->q;
-    const int64_t dim = padded(p->dim);
+    const real *q = t->scratch.q;
+    const int64_t dim = padded(in->dim);
     for (int key = g.begin, end; key < g.end; key = end) {
         end = g.end - key < KEYS_IN_CACHE ? g.end : key + KEYS_IN_CACHE;
-        const row_run run = run_of(p, t, keys, key, &end, dtype, far);
+        const row_run run = run_of(in, t, keys, key, &end, dtype, far);
         real *s = scores_at(t, key, 0);
 #define DOT_TILES(rows, first)                                                                                         \
-    dot_tiles(rows, dtype, far, how_wide, end - key, dim, run, q + (first) * dim, s + (first), t->places)
-        FOR_ROWS(t->rows, DOT_TILES);
+    dot_tiles(rows, dtype, far, how_wide, end - key, dim, run, q + (first) * dim, s + (first), t->scratch.places)
+        FOR_ROWS(t->rows.count, DOT_TILES);
 #undef DOT_TILES
     }
 }
@@ -252,13 +253,13 @@ static inline ALWAYS_INLINE void score_keys(const int dtype, const int far, cons
 static inline real larger(real a, real b) { return a > b ? a : b; } /* b where a is NaN, as vf_max */
 
 /* `high` is raised to the largest score of each row. */
-static void raise_high(sdpa_task *t, sdpa_segment g)
+static void raise_high(const sdpa_task *t, sdpa_segment g)
 {
-    const real *s = t->s;
-    const int last = t->places - 1; /* places are a power of two */
+    const real *s = t->scratch.s;
+    const int last = t->scratch.places - 1; /* places are a power of two */
     const ptrdiff_t end = score_index(t, g.end, 0);
     ptrdiff_t at = score_index(t, g.begin, 0);
-    real lane[VL], *high = t->high;
+    real lane[VL], *high = t->scratch.high;
     vf most[2] = {vf_set1(-(real)INFINITY), vf_set1(-(real)INFINITY)}; /* two chains: one would wait for each maximum */
     for (; at + 2 * VL <= end; at += 2 * VL)
         UNROLL_FOR (int i = 0; i < 2; ++i) most[i] = vf_max(vf_load(s + at + i * VL), most[i]);
@@ -268,25 +269,25 @@ static void raise_high(sdpa_task *t, sdpa_segment g)
 }
 
 /* Functions of their own: with the code of wide rows beside theirs, narrow ones take 4 to 8 % longer. */
-static NOINLINE void score_narrow(const sdpa_problem *p, const sdpa_task *t, sdpa_segment g, operand keys)
+static NOINLINE void score_narrow(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
-    const source s = source_of_keys(p, t, keys);
-#define SCORE_KEYS(dtype, far) score_keys(dtype, far, NARROW, p, t, g, &s)
-    WITH_DTYPE(keys.dtype, how_far(p, &s), SCORE_KEYS);
+    const source s = source_of_keys(in, t, keys);
+#define SCORE_KEYS(dtype, far) score_keys(dtype, far, NARROW, in, t, g, &s)
+    WITH_DTYPE(keys.dtype, how_far(t, &s), SCORE_KEYS);
 #undef SCORE_KEYS
 }
-static NOINLINE void score_wide(const sdpa_problem *p, const sdpa_task *t, sdpa_segment g, operand keys)
+static NOINLINE void score_wide(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
-    const source s = source_of_keys(p, t, keys);
-#define SCORE_KEYS(dtype, far) score_keys(dtype, far, WIDE, p, t, g, &s)
-    WITH_DTYPE(keys.dtype, how_far(p, &s), SCORE_KEYS);
+    const source s = source_of_keys(in, t, keys);
+#define SCORE_KEYS(dtype, far) score_keys(dtype, far, WIDE, in, t, g, &s)
+    WITH_DTYPE(keys.dtype, how_far(t, &s), SCORE_KEYS);
 #undef SCORE_KEYS
 }
 
 /* The products of a segment. */
-static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys)
+static void score_products(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
-    (p->dim <= STRETCH ? score_narrow : score_wide)(p, t, g, keys);
+    (in->dim <= STRETCH ? score_narrow : score_wide)(in, t, g, keys);
     raise_high(t, g);
 }
 
@@ -326,14 +327,14 @@ static inline ALWAYS_INLINE void weigh_vectors(const int places, real *s, int co
 /* s = exp(s - from); returns the sums of the rows. */
 static inline vf weigh_scores(const sdpa_task *t, int v, vf from, vf factors, vf floor, vf *kept)
 {
-    const sdpa_segment keys = t->of_vector[0];
-    const int count = (keys.end - keys.begin) * t->places;
+    const sdpa_segment keys = t->block.of_vector[0];
+    const int count = (keys.end - keys.begin) * t->scratch.places;
     real *s = scores_at(t, keys.begin, 0), part[VL * VL], lane[VL];
     (void)v, (void)kept;
     vf_store(lane, from);
-    for (int i = t->places; i < VL; ++i) lane[i] = lane[i - t->places];
+    for (int i = t->scratch.places; i < VL; ++i) lane[i] = lane[i - t->scratch.places];
     from = vf_load(lane);
-    switch (t->places) {
+    switch (t->scratch.places) {
     case 1: weigh_vectors(1, s, count, from, factors, floor, part); break;
     case 2: weigh_vectors(2, s, count, from, factors, floor, part); break;
     case 4: weigh_vectors(VL < 4 ? VL : 4, s, count, from, factors, floor, part); break;
@@ -346,11 +347,12 @@ static inline vf weigh_scores(const sdpa_task *t, int v, vf from, vf factors, vf
 /* The weights of the block, divided by the lift of their rows. */
 static void lower_weights(const sdpa_task *t)
 {
-    const sdpa_segment keys = t->of_vector[0];
+    const sdpa_segment keys = t->block.of_vector[0];
     real lane[VL], *s = scores_at(t, keys.begin, 0);
-    for (int i = 0; i < VL; ++i) lane[i] = 1 / ((real *)t->lift)[i % t->places];
+    for (int i = 0; i < VL; ++i) lane[i] = 1 / ((real *)t->scratch.lift)[i % t->scratch.places];
     const vf factor = vf_load(lane);
-    for (int i = 0; i < (keys.end - keys.begin) * t->places; i += VL) vf_store(s + i, vf_mul(vf_load(s + i), factor));
+    for (int i = 0; i < (keys.end - keys.begin) * t->scratch.places; i += VL)
+        vf_store(s + i, vf_mul(vf_load(s + i), factor));
 }
 
 /* sum[row][features] += s[key][row] * V[key][features] for the keys of a run and `width` vectors of features from `e`
@@ -388,56 +390,57 @@ static inline ALWAYS_INLINE void weigh_tiles(const int rows, const int dtype, co
     for (; e < end; e += VL) weigh_tile(rows, 1, dtype, far, keys, run, e, s, places, sums, end);
 }
 
-static inline ALWAYS_INLINE void weigh_rows(const int dtype, const int far, const sdpa_problem *p, const sdpa_task *t,
-                                            const source *values, real *sums)
+static inline ALWAYS_INLINE void weigh_rows(const int dtype, const int far, const sdpa_input *in, const sdpa_task *t,
+                                            const source *values, const real *weights, real *sums)
 {
-    const sdpa_segment g = t->segment[0]; /* there is one vector of rows, hence one segment */
-    const int64_t width = padded(p->value_dim);
+    const sdpa_segment g = t->block.segment[0]; /* there is one vector of rows, hence one segment */
+    const int64_t width = padded(in->value_dim);
     for (int key = g.begin, end; key < g.end; key = end) {
         end = g.end - key < VALUES_IN_CACHE ? g.end : key + VALUES_IN_CACHE;
-        const row_run run = run_of(p, t, values, key, &end, dtype, far);
-        const real *s = scores_at(t, key, 0);
+        const row_run run = run_of(in, t, values, key, &end, dtype, far);
+        const real *s = weights + score_index(t, key, 0);
 #define WEIGH_TILES(rows, first)                                                                                       \
-    weigh_tiles(rows, dtype, far, end - key, run, width, s + (first), t->places, sums + (first) * width)
-        FOR_ROWS(t->rows, WEIGH_TILES);
+    weigh_tiles(rows, dtype, far, end - key, run, width, s + (first), t->scratch.places, sums + (first) * width)
+        FOR_ROWS(t->rows.count, WEIGH_TILES);
 #undef WEIGH_TILES
     }
 }
 
 /* o = o * shrink + the sums over the block, which are formed on their own (see product.h); `shrink` NULL: o is 0. */
-static void output_block(const sdpa_problem *p, const sdpa_task *t, operand values, const real *shrink)
+static void output_block(const sdpa_input *in, const sdpa_task *t, operand values, const real *s, real *o,
+                         const real *shrink)
 {
-    const int64_t width = padded(p->value_dim);
-    real *o = t->o, *sums = shrink ? t->block_o : o;
-    memset(sums, 0, (size_t)(t->rows * width) * sizeof(real));
-    const source s = source_of_values(p, t, values);
-#define WEIGH_ROWS(dtype, far) weigh_rows(dtype, far, p, t, &s, sums)
-    WITH_DTYPE(values.dtype, how_far(p, &s), WEIGH_ROWS);
+    const int64_t width = padded(in->value_dim);
+    real *sums = shrink ? t->scratch.block_o : o;
+    memset(sums, 0, (size_t)(t->rows.count * width) * sizeof(real));
+    const source from = source_of_values(in, t, values);
+#define WEIGH_ROWS(dtype, far) weigh_rows(dtype, far, in, t, &from, s, sums)
+    WITH_DTYPE(values.dtype, how_far(t, &from), WEIGH_ROWS);
 #undef WEIGH_ROWS
-    for (int row = 0; shrink && row < t->rows; ++row)
+    for (int row = 0; shrink && row < t->rows.count; ++row)
         for (int64_t e = row * width; e < (row + 1) * width; e += VL)
             vf_store(o + e, vf_fma(vf_load(o + e), vf_set1(shrink[row]), vf_load(sums + e)));
 }
 
 /* The vectors of o, one after the other: where they lie, and what belongs to their rows. */
-static inline int64_t output_vectors(const sdpa_problem *p, const sdpa_task *t)
+static inline int64_t output_vectors(const sdpa_input *in, const sdpa_task *t)
 {
-    return t->rows * padded(p->value_dim) / VL;
+    return t->rows.count * padded(in->value_dim) / VL;
 }
-static inline ptrdiff_t output_offset(const sdpa_problem *p, const sdpa_task *t, int64_t i)
+static inline ptrdiff_t output_offset(const sdpa_input *in, const sdpa_task *t, int64_t i)
 {
-    (void)p, (void)t;
+    (void)in, (void)t;
     return i * VL;
 }
-static inline vf of_rows(const sdpa_problem *p, const sdpa_task *t, int64_t i, const real *per_row)
+static inline vf of_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, const real *per_row)
 {
     (void)t;
-    return vf_set1(per_row[i * VL / padded(p->value_dim)]);
+    return vf_set1(per_row[i * VL / padded(in->value_dim)]);
 }
-static inline void add_to_rows(const sdpa_problem *p, const sdpa_task *t, int64_t i, vf x, real *per_row)
+static inline void add_to_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, vf x, real *per_row)
 {
     (void)t;
-    real lane[VL], *to = per_row + i * VL / padded(p->value_dim);
+    real lane[VL], *to = per_row + i * VL / padded(in->value_dim);
     vf_store(lane, x);
     for (int j = 0; j < VL; ++j) *to += lane[j];
 }
@@ -446,8 +449,8 @@ static inline void add_to_rows(const sdpa_problem *p, const sdpa_task *t, int64_
 static int finite_sums(const sdpa_task *t, int64_t width)
 {
     enum { CHAINS = 4 }; /* one would wait for each fma */
-    const int64_t end = t->started ? t->rows * padded(width) : 0;
-    const real *o = t->o;
+    const int64_t end = t->scratch.started ? t->rows.count * padded(width) : 0;
+    const real *o = t->scratch.o;
     vf poison[CHAINS];
     int64_t i = 0;
     UNROLL_FOR (int chain = 0; chain < CHAINS; ++chain) poison[chain] = vf_set1(0);
@@ -460,15 +463,15 @@ static int finite_sums(const sdpa_task *t, int64_t width)
 }
 
 /* out = o * shrink. */
-static void store_output(const sdpa_problem *p, const sdpa_task *t)
+static void store_output(const sdpa_input *in, const sdpa_task *t)
 {
-    const sdpa_array *out = &p->out;
-    for (int row = 0; row < t->rows; ++row) {
-        const vf factor = vf_set1(((real *)t->shrink)[row]);
-        for (int64_t e = 0; e < p->value_dim; e += VL) {
-            const int count = p->value_dim - e < VL ? (int)(p->value_dim - e) : VL;
-            write_chunk(t->out_row[row] + e * out->column, out->column, count, out,
-                        vf_mul(vf_load((real *)t->o + row * padded(p->value_dim) + e), factor));
+    const sdpa_array *out = &in->out;
+    for (int row = 0; row < t->rows.count; ++row) {
+        const vf factor = vf_set1(((real *)t->scratch.shrink)[row]);
+        for (int64_t e = 0; e < in->value_dim; e += VL) {
+            const int count = in->value_dim - e < VL ? (int)(in->value_dim - e) : VL;
+            write_chunk(t->rows.out[row] + e * out->column, out->column, count, out,
+                        vf_mul(vf_load((real *)t->scratch.o + row * padded(in->value_dim) + e), factor));
         }
     }
 }

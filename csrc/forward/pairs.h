@@ -54,11 +54,11 @@ static inline ALWAYS_INLINE void read_columns(vf *tile, char *const *row_at, int
     vf_transpose(tile);
 }
 
-static int is_odd_query(const sdpa_problem *p, const char *at)
+static int is_odd_query(const sdpa_input *in, const char *at)
 {
     int odd = 0;
-    for (int64_t d = 0; d < p->dim; ++d) {
-        const uint16_t size = read_bits(at + d * p->query.column) & 0x7fff;
+    for (int64_t d = 0; d < in->dim; ++d) {
+        const uint16_t size = read_bits(at + d * in->query.column) & 0x7fff;
         odd |= (size != 0) & ((size < SMALLEST_NORMAL) | (size >= LARGE_QUERY));
     }
     return odd;
@@ -79,17 +79,17 @@ static int enlarge_denormals(const char *from, char *to, int64_t count)
 }
 
 /* Behind the queries, which take no more than half of their room. */
-static real *denormal_queries(const sdpa_problem *p, const sdpa_task *t)
+static real *denormal_queries(const sdpa_input *in, const sdpa_task *t)
 {
-    return (real *)t->q + (p->dim + 1) / 2 * ROWS;
+    return (real *)t->scratch.q + (in->dim + 1) / 2 * ROWS;
 }
 
 /* Moves them there: where they are left, some CPUs take three times as long for a product. */
-static void part_denormal_queries(const sdpa_problem *p, const sdpa_task *t)
+static void part_denormal_queries(const sdpa_input *in, const sdpa_task *t)
 {
-    const int64_t count = steps(p->dim) * ROWS * 2;
-    char *q = t->q;
-    if (!enlarge_denormals(q, (char *)denormal_queries(p, t), count)) return;
+    const int64_t count = steps(in->dim) * ROWS * 2;
+    char *q = t->scratch.q;
+    if (!enlarge_denormals(q, (char *)denormal_queries(in, t), count)) return;
     for (int64_t i = 0; i < count; ++i) {
         const uint16_t bits = read_bits(q + 2 * i);
         write_bits(q + 2 * i, (bits & 0x7fff) < SMALLEST_NORMAL ? 0 : bits);
@@ -97,13 +97,13 @@ static void part_denormal_queries(const sdpa_problem *p, const sdpa_task *t)
 }
 
 /* Rows are looked at one by one only where the whole holds something unusual; 0 is, for this test. */
-static void find_odd_rows(const sdpa_problem *p, sdpa_task *t, extremes found)
+static void find_odd_rows(const sdpa_input *in, sdpa_task *t, extremes found)
 {
-    t->odd_rows = 0;
+    t->scratch.odd_rows = 0;
     if (!halves_any_from(found, 2 * (LARGE_QUERY - SMALLEST_NORMAL))) return;
-    for (int row = 0; row < t->rows; ++row)
-        if (is_odd_query(p, t->query_row[row])) t->odd_rows |= (uint64_t)1 << row;
-    if (t->odd_rows) part_denormal_queries(p, t);
+    for (int row = 0; row < t->rows.count; ++row)
+        if (is_odd_query(in, t->rows.query[row])) t->scratch.odd_rows |= (uint64_t)1 << row;
+    if (t->scratch.odd_rows) part_denormal_queries(in, t);
 }
 
 /* ---- K */
@@ -118,44 +118,44 @@ static int pairs_in_place(const sdpa_array *array, const char *at, int64_t width
     return array->column == 2 && width % 2 == 0 && array->row % 4 == 0 && (uintptr_t)at % 4 == 0;
 }
 
-static void copy_pairs(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
+static void copy_pairs(const sdpa_input *in, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
                        int64_t width, char *copy)
 {
-    for (int row = 0; row < t->block; ++row, copy += padded(steps(width)) * 4) {
+    for (int row = 0; row < t->block.count; ++row, copy += padded(steps(width)) * 4) {
         int end = row + 1;
-        copy_pair_row(row_address(p, array, rows_at, t, row, &end), array, width, copy);
+        copy_pair_row(row_address(in, array, rows_at, t, row, &end), array, width, copy);
     }
 }
 
 /* Rows of K, or of V, in pairs of features: as they lie, where that can be. */
-static operand read_rows_across(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
+static operand read_rows_across(const sdpa_input *in, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
                                 int64_t width, sdpa_copied *copied, void *copy)
 {
-    int end = t->block;
-    const char *at = row_address(p, array, rows_at, t, 0, &end);
-    if (end == t->block && pairs_in_place(array, at, width)) return (operand){at, array->row, SDPA_BFLOAT16};
-    if (must_copy(t, copied)) copy_pairs(p, t, array, rows_at, width, copy);
+    int end = t->block.count;
+    const char *at = row_address(in, array, rows_at, t, 0, &end);
+    if (end == t->block.count && pairs_in_place(array, at, width)) return (operand){at, array->row, SDPA_BFLOAT16};
+    if (must_copy(t, copied)) copy_pairs(in, t, array, rows_at, width, copy);
     return (operand){copy, padded(steps(width)) * 4, SDPA_BFLOAT16};
 }
-static operand read_keys(const sdpa_problem *p, sdpa_task *t)
+static operand read_keys(const sdpa_input *in, const sdpa_task *t)
 {
-    return read_rows_across(p, t, &p->key, t->keys_at, p->dim, &t->copied[0], t->key_copy);
+    return read_rows_across(in, t, &in->key, t->rows.keys_at, in->dim, &t->scratch.copied[0], t->scratch.key_copy);
 }
 
 /* So many keys have room in a copy. */
-static inline int64_t copied_keys(const sdpa_problem *p)
+static inline int64_t copied_keys(const sdpa_input *in)
 {
-    return p->block_keys < p->kv_len ? p->block_keys : p->kv_len + 1;
+    return BLOCK_KEYS < in->kv_len ? BLOCK_KEYS : in->kv_len + 1;
 }
 
 /* Behind the copies of keys, which take no more than half of their room; nowhere where there are none. */
-static operand denormal_keys(const sdpa_problem *p, const sdpa_task *t, operand keys)
+static operand denormal_keys(const sdpa_input *in, const sdpa_task *t, operand keys)
 {
-    const int64_t stride = padded(steps(p->dim)) * 4;
-    char *copy = (char *)t->key_copy + copied_keys(p) * stride;
+    const int64_t stride = padded(steps(in->dim)) * 4;
+    char *copy = (char *)t->scratch.key_copy + copied_keys(in) * stride;
     int any = 0;
-    for (int key = 0; key < t->block; ++key)
-        any |= enlarge_denormals(keys.at + key * keys.stride, copy + key * stride, 2 * steps(p->dim));
+    for (int key = 0; key < t->block.count; ++key)
+        any |= enlarge_denormals(keys.at + key * keys.stride, copy + key * stride, 2 * steps(in->dim));
     return (operand){any ? copy : NULL, stride, SDPA_BFLOAT16};
 }
 
@@ -182,9 +182,9 @@ static inline void pack_one(const char *at, int dtype, real *to, int64_t half)
 static inline int64_t padded_values(int64_t value_dim) { return (value_dim + 2 * VL - 1) / (2 * VL) * (2 * VL); }
 
 /* Where the copy keeps one value. */
-static inline char *value_slot(const sdpa_problem *p, const sdpa_task *t, int key, int64_t feature)
+static inline char *value_slot(const sdpa_input *in, const sdpa_task *t, int key, int64_t feature)
 {
-    return (char *)((real *)t->value_copy + key / 2 * padded_values(p->value_dim) + feature) + key % 2 * 2;
+    return (char *)((real *)t->scratch.value_copy + key / 2 * padded_values(in->value_dim) + feature) + key % 2 * 2;
 }
 
 static inline int is_small_value(uint16_t bits) { return (bits & 0x7fff) && (bits & 0x7fff) < SMALL_VALUE; }
@@ -198,20 +198,21 @@ static inline halves read_halves(const char *at, ptrdiff_t column, int64_t count
     return halves_load((const char *)part);
 }
 
-static int interleave_values(const sdpa_problem *p, const sdpa_task *t)
+static int interleave_values(const sdpa_input *in, const sdpa_task *t)
 {
-    const sdpa_array *value = &p->value;
-    real *copy = t->value_copy;
+    const sdpa_array *value = &in->value;
+    real *copy = t->scratch.value_copy;
     halves distance = halves_zero(), size = halves_zero();
-    for (int key = 0; key < t->block; key += 2, copy += padded_values(p->value_dim)) {
-        int end = key + 2 < t->block ? key + 2 : t->block, alone = end; /* pages are not asked for more */
-        const char *first = value_address(p, t, key, &end), *second = first + value->row;
-        if (end < key + 2 && key + 1 < t->block) second = value_address(p, t, key + 1, &alone);
-        for (int64_t e = 0; e < p->value_dim; e += 2 * VL) {
+    for (int key = 0; key < t->block.count; key += 2, copy += padded_values(in->value_dim)) {
+        int end = key + 2 < t->block.count ? key + 2 : t->block.count, alone = end; /* pages are not asked for more */
+        const char *first = value_address(in, t, key, &end), *second = first + value->row;
+        if (end < key + 2 && key + 1 < t->block.count) second = value_address(in, t, key + 1, &alone);
+        for (int64_t e = 0; e < in->value_dim; e += 2 * VL) {
             const ptrdiff_t at = e * value->column;
-            const int64_t left = p->value_dim - e;
+            const int64_t left = in->value_dim - e;
             const halves low = read_halves(first + at, value->column, left);
-            const halves high = key + 1 < t->block ? read_halves(second + at, value->column, left) : halves_zero();
+            const halves high =
+                key + 1 < t->block.count ? read_halves(second + at, value->column, left) : halves_zero();
             distance = halves_max_distance(distance, low, SMALL_VALUE);
             distance = halves_max_distance(distance, high, SMALL_VALUE);
             size = halves_max_distance(halves_max_distance(size, low, 0), high, 0);
@@ -224,10 +225,10 @@ static int interleave_values(const sdpa_problem *p, const sdpa_task *t)
 
 /* Behind the copy, which takes no more than half of its room: its small values times a power of 2 that makes normal
  * numbers of them, also of their products with weights; 0 for all others. */
-static operand small_values(const sdpa_problem *p, const sdpa_task *t)
+static operand small_values(const sdpa_input *in, const sdpa_task *t)
 {
-    const int64_t stride = padded_values(p->value_dim) * 4;
-    return (operand){(const char *)t->value_copy + copied_keys(p) / 2 * stride, stride, SDPA_BFLOAT16};
+    const int64_t stride = padded_values(in->value_dim) * 4;
+    return (operand){(const char *)t->scratch.value_copy + copied_keys(in) / 2 * stride, stride, SDPA_BFLOAT16};
 }
 
 /* `bits` times 2**SMALL_VALUE_EXPONENT, for a number below SMALL_VALUE. */
@@ -241,37 +242,40 @@ static inline uint16_t enlarged(uint16_t bits)
 }
 
 /* Moves them there. */
-static void part_small_values(const sdpa_problem *p, const sdpa_task *t)
+static void part_small_values(const sdpa_input *in, const sdpa_task *t)
 {
-    char *copy = t->value_copy, *small = (char *)small_values(p, t).at;
-    for (int64_t i = 0; i < (t->block + 1) / 2 * padded_values(p->value_dim) * 2; ++i) {
+    char *copy = t->scratch.value_copy, *small = (char *)small_values(in, t).at;
+    for (int64_t i = 0; i < (t->block.count + 1) / 2 * padded_values(in->value_dim) * 2; ++i) {
         const uint16_t bits = read_bits(copy + 2 * i), is_small = is_small_value(bits) ? 0xffff : 0;
         write_bits(small + 2 * i, enlarged(bits) & is_small);
         write_bits(copy + 2 * i, bits & (uint16_t)~is_small);
     }
 }
 
-static int copies(const sdpa_problem *p)
+static int copies(const sdpa_input *in)
 {
-    (void)p;
+    (void)in;
     return 1;
 }
 
-static operand copy_values(const sdpa_problem *p, sdpa_task *t)
+static operand copy_values(const sdpa_input *in, sdpa_task *t)
 {
-    sdpa_copied *copied = &t->copied[1];
+    sdpa_copied *copied = &t->scratch.copied[1];
     if (must_copy(t, copied)) {
-        copied->odd = interleave_values(p, t);
-        if (copied->odd & SMALL) part_small_values(p, t);
+        copied->odd = interleave_values(in, t);
+        if (copied->odd & SMALL) part_small_values(in, t);
     }
-    t->odd_values = copied->odd;
-    return (operand){t->value_copy, padded_values(p->value_dim) * 4, SDPA_BFLOAT16};
+    t->scratch.odd_values = copied->odd;
+    return (operand){t->scratch.value_copy, padded_values(in->value_dim) * 4, SDPA_BFLOAT16};
 }
-static operand read_values(const sdpa_problem *p, sdpa_task *t) { return copy_values(p, t); }
+static operand read_values(const sdpa_input *in, sdpa_task *t) { return copy_values(in, t); }
 
 /* ---- weights */
 
-static inline real *pair_at(const sdpa_task *t, int key, int v) { return (real *)t->s + key / 2 * ROWS + v * VL; }
+static inline real *pair_at(const sdpa_task *t, int key, int v)
+{
+    return (real *)t->scratch.s + key / 2 * ROWS + v * VL;
+}
 
 /* The weights of `count` keys from the even `key` on take the place of the scores, those of earlier keys.  What is kept
  * of them is added to `kept`. */
@@ -289,9 +293,9 @@ static inline ALWAYS_INLINE vf keep_weights(const sdpa_task *t, int key, int v, 
 /* The weights of the block, divided by the lift of their rows. */
 static void lower_weights(const sdpa_task *t)
 {
-    for (int v = 0; v < t->vectors; ++v) {
-        const vf factor = vf_div(vf_set1(1), vf_load((real *)t->lift + v * VL));
-        for (int key = t->of_vector[v].begin; key < t->of_vector[v].end; key += 2) {
+    for (int v = 0; v < t->rows.vectors; ++v) {
+        const vf factor = vf_div(vf_set1(1), vf_load((real *)t->scratch.lift + v * VL));
+        for (int key = t->block.of_vector[v].begin; key < t->block.of_vector[v].end; key += 2) {
             const vf pair = vf_load(pair_at(t, key, v));
             vf_store(pair_at(t, key, v),
                      vf_round_pairs(vf_mul(vf_first(pair), factor), vf_mul(vf_second(pair), factor)));
@@ -306,12 +310,12 @@ static void lower_weights(const sdpa_task *t)
 static int store_pairs(const sdpa_array *out, const sdpa_task *t, int64_t value_dim)
 {
     if (out->column != 2 || value_dim < 2 * VL) return 0;
-    for (int v = 0; v < t->vectors; ++v) {
-        const int rows = t->rows - v * VL < VL ? t->rows - v * VL : VL;
-        const vf factor = vf_load((real *)t->shrink + v * VL);
+    for (int v = 0; v < t->rows.vectors; ++v) {
+        const int rows = t->rows.count - v * VL < VL ? t->rows.count - v * VL : VL;
+        const vf factor = vf_load((real *)t->scratch.shrink + v * VL);
         for (int64_t column = 0; column < value_dim; column += 2 * VL) {
             const int64_t e = column + 2 * VL > value_dim ? value_dim - 2 * VL : column; /* the last one overlaps */
-            const real *from = (real *)t->o + e * ROWS + v * VL;
+            const real *from = (real *)t->scratch.o + e * ROWS + v * VL;
             vf tile[VL];
             int denormal = 0;
             UNROLL_FOR (int i = 0; i < VL; ++i) {
@@ -323,7 +327,7 @@ static int store_pairs(const sdpa_array *out, const sdpa_task *t, int64_t value_
             if (denormal) return 0;
             vf_transpose(tile);
             UNROLL_FOR (int lane = 0; lane < VL; ++lane)
-                if (lane < rows) vf_store((real *)(t->out_row[v * VL + lane] + e * 2), tile[lane]);
+                if (lane < rows) vf_store((real *)(t->rows.out[v * VL + lane] + e * 2), tile[lane]);
         }
     }
     return 1;

@@ -13,12 +13,12 @@
  * k goes in `steps` of a number (singles.h) or of a pair (pairs.h); either is one `real`, and one multiply-add. */
 
 /* columns[feature][rows] from the rows of the task in an array of `width` features. */
-static void load_columns(const sdpa_task *t, const sdpa_array *array, char *const *row_at, int64_t width, real *columns,
-                         extremes *found)
+static void load_columns(const sdpa_rows *of, const sdpa_array *array, char *const *row_at, int64_t width,
+                         real *columns, extremes *found)
 {
     const int64_t dim = steps(width);
-    for (int v = 0; v < t->vectors; ++v) fetch_rows(array, row_at + v * VL, width);
-    for (int v = 0; v < t->vectors; ++v)
+    for (int v = 0; v < of->vectors; ++v) fetch_rows(array, row_at + v * VL, width);
+    for (int v = 0; v < of->vectors; ++v)
         for (int64_t column = 0; column < dim; column += VL) {
             const int64_t d = chunk_begin(column, dim);
             const int count = dim < VL ? (int)dim : VL;
@@ -33,11 +33,11 @@ static void load_columns(const sdpa_task *t, const sdpa_array *array, char *cons
 }
 
 /* q[feature][rows] */
-static void load_queries(const sdpa_problem *p, sdpa_task *t)
+static void load_queries(const sdpa_input *in, sdpa_task *t)
 {
     extremes found = no_extremes();
-    load_columns(t, &p->query, t->query_row, p->dim, t->q, &found);
-    find_odd_rows(p, t, found);
+    load_columns(&t->rows, &in->query, t->rows.query, in->dim, t->scratch.q, &found);
+    find_odd_rows(in, t, found);
 }
 
 static inline ALWAYS_INLINE void set_to_zero(const int height, const int vectors, vf sum[][SDPA_MAX_VECTORS])
@@ -89,7 +89,7 @@ static inline ALWAYS_INLINE void multiply(const int height, const int first, con
 /* Rows that are needed soon and may come from memory: some are asked for with each tile, as more at once would be
  * waited for. */
 typedef struct {
-    const sdpa_problem *p;
+    const sdpa_input *in;
     const sdpa_task *t;
     const sdpa_array *array;
     char *const *row_at; /* where each row begins, or NULL: rows are keys, from row 0 of the block at `keys_at` on */
@@ -114,7 +114,7 @@ static void fetch_pending(pending *rows)
         if (rows->row_at)
             fetch(rows->row_at[rows->row] + rows->first_byte, bytes, 0);
         else
-            fetch(row_address(rows->p, rows->array, rows->keys_at, rows->t, rows->row, &alone), bytes, 1);
+            fetch(row_address(rows->in, rows->array, rows->keys_at, rows->t, rows->row, &alone), bytes, 1);
     }
 }
 static inline ALWAYS_INLINE void fetch_some(agenda *soon)
@@ -134,20 +134,20 @@ static void add_pending(agenda *soon, pending rows, int64_t count, int vectors)
 
 /* Whether rows of K or V are to be asked for: they come from memory, or each lies in a page of its own, where the
  * hardware, which looks ahead within a page, does not find the next. */
-static int fetched(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array)
+static int fetched(const sdpa_task *t, const sdpa_array *array)
 {
     enum { PAGE = 4096 };
-    return array->data && t->leads && (p->far || array->row >= PAGE) && array->column == array->itemsize;
+    return array->data && t->scratch.leads && (t->rows.far || array->row >= PAGE) && array->column == array->itemsize;
 }
 
 /* Keys begin..end of the block, or behind it, of K or V.  The first task of a bundle does that for all. */
-static void add_pending_keys(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array, const char *keys_at,
+static void add_pending_keys(const sdpa_input *in, const sdpa_task *t, const sdpa_array *array, const char *keys_at,
                              int64_t width, int begin, int end, int64_t count, int vectors, agenda *soon)
 {
-    const int64_t left = t->keys.end - t->key;
+    const int64_t left = t->rows.keys.end - t->block.first;
     if (end > left) end = (int)left;
-    if (begin >= end || !fetched(p, t, array)) return;
-    const pending rows = {.p = p,
+    if (begin >= end || !fetched(t, array)) return;
+    const pending rows = {.in = in,
                           .t = t,
                           .array = array,
                           .keys_at = keys_at,
@@ -159,16 +159,16 @@ static void add_pending_keys(const sdpa_problem *p, const sdpa_task *t, const sd
 
 /* What the scores of a segment meet in the bias.  One row for all stays in a cache; one that is not adjacent is read
  * element by element. */
-static void add_pending_bias(const sdpa_problem *p, const sdpa_task *t, sdpa_segment g, agenda *soon)
+static void add_pending_bias(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, agenda *soon)
 {
-    const sdpa_array *bias = &p->bias;
+    const sdpa_array *bias = &in->bias;
     if (!bias->data || bias->row == 0 || bias->column != bias->itemsize) return;
     const pending rows = {.array = bias,
-                          .row_at = t->bias_row,
+                          .row_at = t->rows.bias,
                           .row = g.first_vector * VL,
-                          .end = g.end_vector * VL < t->rows ? g.end_vector * VL : t->rows,
-                          .first_byte = (t->key + g.begin) * bias->itemsize,
-                          .end_byte = (t->key + g.end) * bias->itemsize};
+                          .end = g.end_vector * VL < t->rows.count ? g.end_vector * VL : t->rows.count,
+                          .first_byte = (t->block.first + g.begin) * bias->itemsize,
+                          .end_byte = (t->block.first + g.end) * bias->itemsize};
     add_pending(soon, rows, g.end - g.begin, g.end_vector - g.first_vector);
 }
 
@@ -251,15 +251,15 @@ static void segment_products(sdpa_segment g, operand k, int64_t width, const rea
         if (to != s && (d == dim || d % GROUP_OF_SUMS == 0)) add_products(g, spare, s, d == dim ? high : unused);
     } while (d < dim);
 }
-static void score_products(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand k)
+static void score_products(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand k)
 {
     agenda soon;
     soon.count = 0;
-    add_pending_bias(p, t, g, &soon);
-    if (g.begin == t->segment[0].begin)
-        add_pending_keys(p, t, &p->value, t->values_at, p->value_dim, 0, t->block, g.end - g.begin,
+    add_pending_bias(in, t, g, &soon);
+    if (g.begin == t->block.segment[0].begin)
+        add_pending_keys(in, t, &in->value, t->rows.values_at, in->value_dim, 0, t->block.count, g.end - g.begin,
                          g.end_vector - g.first_vector, &soon);
-    segment_products(g, k, p->dim, t->q, t->s, t->high, t->visible, &soon);
+    segment_products(g, k, in->dim, t->scratch.q, t->scratch.s, t->scratch.high, t->scratch.visible, &soon);
 }
 
 /* ---- o[feature][rows] = o[feature][rows] * shrink[rows] + sum over keys of V[key][feature] * s[key][rows] */
@@ -273,8 +273,8 @@ static inline ALWAYS_INLINE void output_tile(const int height, const int vectors
     vf sum[TALLEST][SDPA_MAX_VECTORS];
     set_to_zero(height, vectors, sum);
     fetch_some(soon);
-    for (int n = 0; n < t->segments; ++n) {
-        const sdpa_segment g = t->segment[n];
+    for (int n = 0; n < t->block.segments; ++n) {
+        const sdpa_segment g = t->block.segment[n];
         const ptrdiff_t begin = g.begin / STEP; /* a block, and so a segment, begins with a whole step */
         const real *from = values + begin * stride, *weights = s + begin * ROWS;
 #define SEEN_BY(first, last)                                                                                           \
@@ -314,16 +314,18 @@ static void weigh_block(const sdpa_task *t, operand values, int64_t width, const
 {
     const ptrdiff_t stride = values.stride / (ptrdiff_t)sizeof(real);
 #define OUTPUT_TILES(vectors) output_tiles(vectors, width, t, s, (const real *)values.at, stride, o, shrink, soon)
-    WITH_VECTORS(t->vectors, OUTPUT_TILES);
+    WITH_VECTORS(t->rows.vectors, OUTPUT_TILES);
 #undef OUTPUT_TILES
 }
-static void output_block(const sdpa_problem *p, const sdpa_task *t, operand values, const real *shrink)
+static void output_block(const sdpa_input *in, const sdpa_task *t, operand values, const real *s, real *o,
+                         const real *shrink)
 {
     agenda soon;
     soon.count = 0;
-    const int next = t->block + (int)p->block_keys;
-    add_pending_keys(p, t, &p->key, t->keys_at, p->dim, t->block, next, p->value_dim, t->vectors, &soon);
-    weigh_block(t, values, p->value_dim, t->s, t->o, shrink, &soon);
+    const int next = t->block.count + BLOCK_KEYS;
+    add_pending_keys(in, t, &in->key, t->rows.keys_at, in->dim, t->block.count, next, in->value_dim, t->rows.vectors,
+                     &soon);
+    weigh_block(t, values, in->value_dim, s, o, shrink, &soon);
 }
 
 static inline ALWAYS_INLINE int all_finite(const int vectors, const real *o, int64_t width)
@@ -343,36 +345,39 @@ static inline ALWAYS_INLINE int all_finite(const int vectors, const real *o, int
 static int finite_sums(const sdpa_task *t, int64_t width)
 {
     int result = 1;
-#define ALL_FINITE(vectors) result = all_finite(vectors, t->o, width)
-    if (t->started) WITH_VECTORS(t->vectors, ALL_FINITE);
+#define ALL_FINITE(vectors) result = all_finite(vectors, t->scratch.o, width)
+    if (t->scratch.started) WITH_VECTORS(t->rows.vectors, ALL_FINITE);
 #undef ALL_FINITE
     return result;
 }
 
 /* The vectors of o, one after the other: where they lie, and what belongs to their rows. */
-static inline int64_t output_vectors(const sdpa_problem *p, const sdpa_task *t) { return p->value_dim * t->vectors; }
-static inline ptrdiff_t output_offset(const sdpa_problem *p, const sdpa_task *t, int64_t i)
+static inline int64_t output_vectors(const sdpa_input *in, const sdpa_task *t)
 {
-    (void)p;
-    return i / t->vectors * ROWS + i % t->vectors * VL;
+    return in->value_dim * t->rows.vectors;
 }
-static inline vf of_rows(const sdpa_problem *p, const sdpa_task *t, int64_t i, const real *per_row)
+static inline ptrdiff_t output_offset(const sdpa_input *in, const sdpa_task *t, int64_t i)
 {
-    (void)p;
-    return vf_load(per_row + i % t->vectors * VL);
+    (void)in;
+    return i / t->rows.vectors * ROWS + i % t->rows.vectors * VL;
 }
-static inline void add_to_rows(const sdpa_problem *p, const sdpa_task *t, int64_t i, vf x, real *per_row)
+static inline vf of_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, const real *per_row)
 {
-    (void)p;
-    real *to = per_row + i % t->vectors * VL;
+    (void)in;
+    return vf_load(per_row + i % t->rows.vectors * VL);
+}
+static inline void add_to_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, vf x, real *per_row)
+{
+    (void)in;
+    real *to = per_row + i % t->rows.vectors * VL;
     vf_store(to, vf_add(vf_load(to), x));
 }
 
 /* out = o * shrink. */
-static void store_output(const sdpa_problem *p, const sdpa_task *t)
+static void store_output(const sdpa_input *in, const sdpa_task *t)
 {
 #if PAIRS
-    if (store_pairs(&p->out, t, p->value_dim)) return;
+    if (store_pairs(&in->out, t, in->value_dim)) return;
 #endif
-    store_transposed(&p->out, t, t->out_row, t->o, 0, p->value_dim, t->shrink);
+    store_transposed(&in->out, &t->rows, t->rows.out, t->scratch.o, 0, in->value_dim, t->scratch.shrink);
 }

@@ -3,22 +3,22 @@
 
 /* Where scores only get multiplied by a positive number, that number goes into the exponent (see softmax.h), and `s`
  * stays the bare product.  Otherwise they are scaled here; a factor of 0 or less must not meet -inf. */
-static inline int scale_in_exponent(const sdpa_problem *p)
+static inline int scale_in_exponent(const sdpa_input *in)
 {
-    return p->scale > 4 * REAL_BIAS / (double)REAL_MAX && p->softcap == 0 && !p->alibi_slopes && !p->bias.data;
+    return in->scale > 4 * REAL_BIAS / (double)REAL_MAX && in->softcap == 0 && !in->alibi_slopes && !in->bias.data;
 }
-static inline real exponent_factor(const sdpa_problem *p)
+static inline real exponent_factor(const sdpa_input *in)
 {
-    return narrowed(LOG2_E * (scale_in_exponent(p) ? p->scale : 1));
+    return narrowed(LOG2_E * (scale_in_exponent(in) ? in->scale : 1));
 }
 
 /* What is done to products, in this order. */
 enum { SCALE = 1, CAP = 2, ALIBI = 4, BIAS = 8, MASK = 16, CUT = 32 };
 
-static inline int steps_of(const sdpa_problem *p, const sdpa_task *t)
+static inline int steps_of(const sdpa_input *in, const sdpa_task *t)
 {
-    return (scale_in_exponent(p) ? 0 : SCALE) | (p->softcap != 0 ? CAP : 0) | (p->alibi_slopes ? ALIBI : 0) |
-           (p->bias.data ? BIAS : 0) | (t->masked ? MASK : 0) | (t->cut ? CUT : 0);
+    return (scale_in_exponent(in) ? 0 : SCALE) | (in->softcap != 0 ? CAP : 0) | (in->alibi_slopes ? ALIBI : 0) |
+           (in->bias.data ? BIAS : 0) | (t->block.masked ? MASK : 0) | (t->block.cut ? CUT : 0);
 }
 
 /* What differs from row to row of a vector. */
@@ -28,24 +28,24 @@ typedef struct {
 } row_constants;
 
 /* Where a row finds its number in arrays of shape (B, H). */
-static inline int64_t head_index(const sdpa_problem *p, const sdpa_task *t, int row)
+static inline int64_t head_index(const sdpa_input *in, const sdpa_rows *of, int row)
 {
-    return t->batch * p->heads + t->kv_head * sdpa_group(p) + (t->first_row + row) % sdpa_group(p);
+    return of->batch * in->heads + of->kv_head * sdpa_group(in) + (of->first + row) % sdpa_group(in);
 }
 
-static row_constants constants_of(const sdpa_problem *p, const sdpa_task *t, int v, int steps)
+static row_constants constants_of(const sdpa_input *in, const sdpa_task *t, int v, int steps)
 {
-    const double offset = p->q_offset ? (double)p->q_offset[t->batch] : (double)(t->kv_len - t->q_len);
+    const double offset = in->q_offset ? (double)in->q_offset[t->rows.batch] : (double)(t->rows.kv_len - t->rows.q_len);
     real slope[VL] = {0}, position[VL] = {0}, first[VL] = {0}, last[VL] = {0};
     for (int i = 0; i < VL; ++i) {
-        const int padded = v * VL + i, row = padded < t->rows ? padded : t->rows - 1;
+        const int padded = v * VL + i, row = padded < t->rows.count ? padded : t->rows.count - 1;
         if (steps & ALIBI) {
-            slope[i] = (real)p->alibi_slopes[head_index(p, t, row)];
-            position[i] = (real)(offset + (double)((t->first_row + row) / sdpa_group(p) - t->key));
+            slope[i] = (real)in->alibi_slopes[head_index(in, &t->rows, row)];
+            position[i] = (real)(offset + (double)((t->rows.first + row) / sdpa_group(in) - t->block.first));
         }
         if (steps & CUT) {
-            first[i] = (real)t->sees[padded].begin; /* small whole numbers: exact */
-            last[i] = (real)(t->sees[padded].end - 1);
+            first[i] = (real)t->block.sees[padded].begin; /* small whole numbers: exact */
+            last[i] = (real)(t->block.sees[padded].end - 1);
         }
     }
     return (row_constants){vf_load(slope), vf_load(position), vf_load(first), vf_load(last)};
@@ -62,28 +62,29 @@ static inline vf add_bias(vf s, vf bias)
 static inline vf capped(const sdpa_task *t, int key, int v, vf s, vf cap)
 {
     const vf part = vf_tanh(vf_div(s, cap));
-    if (t->cap_slope) vf_store((real *)t->cap_slope + (ptrdiff_t)key * ROWS + v * VL, vf_fnma(part, part, vf_set1(1)));
+    if (t->scratch.cap_slope)
+        vf_store((real *)t->scratch.cap_slope + (ptrdiff_t)key * ROWS + v * VL, vf_fnma(part, part, vf_set1(1)));
     return vf_mul(cap, part);
 }
 
-/* Takes the keys begin..end of the block through `steps` for the rows of vector v, VL keys at a time, in registers, and
- * raises `high` to the largest score.  Bias and mask lie as [row][key], so VL x VL tiles of them are transposed on the
- * way. */
-static inline ALWAYS_INLINE void shape_by(const sdpa_problem *p, sdpa_task *t, int v, int begin, int end,
-                                          const int steps)
+/* Takes `scores`, for the keys begin..end of the block and the rows of vector v, through `steps`, VL keys at a time, in
+ * registers, and raises `high` to the largest.  Bias and mask lie as [row][key], so VL x VL tiles of them are transposed
+ * on the way. */
+static inline ALWAYS_INLINE void shape_by(const sdpa_input *in, const sdpa_task *t, real *scores, int v, int begin,
+                                          int end, const int steps)
 {
-    const vf hidden = vf_set1(-(real)INFINITY), scale = vf_set1(narrowed(p->scale));
-    const vf cap = vf_set1(p->softcap > REAL_MIN ? narrowed(p->softcap) : REAL_MIN);
-    const row_constants row = constants_of(p, t, v, steps);
-    vf high[2] = {vf_load((real *)t->high + v * VL), hidden}; /* two chains: one would wait for each maximum */
+    const vf hidden = vf_set1(-(real)INFINITY), scale = vf_set1(narrowed(in->scale));
+    const vf cap = vf_set1(in->softcap > REAL_MIN ? narrowed(in->softcap) : REAL_MIN);
+    const row_constants row = constants_of(in, t, v, steps);
+    vf high[2] = {vf_load((real *)t->scratch.high + v * VL), hidden}; /* two chains: one would wait for each maximum */
     for (int key = begin; key < end; key += VL) {
         const int count = end - key < VL ? end - key : VL;
         vf s[VL], tile[VL];
         vm seen[VL];
         /* Of few rows a vector may reach into the keys behind it: stored in order, only the last one does harm. */
-        const int reaches = SDPA_FEW_ROWS && t->places < VL;
-        const vf behind = reaches ? vf_load(scores_at(t, key + count, v)) : hidden;
-        UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = i < count ? vf_load(scores_at(t, key + i, v)) : hidden;
+        const int reaches = SDPA_FEW_ROWS && t->scratch.places < VL;
+        const vf behind = reaches ? vf_load(scores + score_index(t, key + count, v)) : hidden;
+        UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = i < count ? vf_load(scores + score_index(t, key + i, v)) : hidden;
         if (steps & SCALE)
             UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = vf_mul(s[i], scale);
         if (steps & CAP)
@@ -92,11 +93,11 @@ static inline ALWAYS_INLINE void shape_by(const sdpa_problem *p, sdpa_task *t, i
             UNROLL_FOR (int i = 0; i < VL; ++i)
                 s[i] = vf_fnma(row.slope, vf_abs(vf_sub(row.position, vf_set1((real)(key + i)))), s[i]);
         if (steps & BIAS) {
-            read_transposed(tile, t->bias_row + v * VL, (t->key + key) * p->bias.column, count, &p->bias);
+            read_transposed(tile, t->rows.bias + v * VL, (t->block.first + key) * in->bias.column, count, &in->bias);
             UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = add_bias(s[i], tile[i]);
         }
         if (steps & MASK) {
-            read_mask(seen, t->mask_row + v * VL, (t->key + key) * p->mask.column, count, &p->mask);
+            read_mask(seen, t->rows.mask + v * VL, (t->block.first + key) * in->mask.column, count, &in->mask);
             UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = vf_select(seen[i], s[i], hidden);
         }
         if (steps & CUT)
@@ -107,35 +108,35 @@ static inline ALWAYS_INLINE void shape_by(const sdpa_problem *p, sdpa_task *t, i
         UNROLL_FOR (int i = 0; i < VL; ++i) {
             if (i < count) {
                 high[i % 2] = vf_max(s[i], high[i % 2]);
-                vf_store(scores_at(t, key + i, v), s[i]);
+                vf_store(scores + score_index(t, key + i, v), s[i]);
             }
         }
-        if (reaches) vf_store(scores_at(t, key + count, v), behind);
+        if (reaches) vf_store(scores + score_index(t, key + count, v), behind);
     }
-    vf_store((real *)t->high + v * VL, vf_max(high[0], high[1]));
+    vf_store((real *)t->scratch.high + v * VL, vf_max(high[0], high[1]));
 }
 
 /* Common combinations get a loop of their own, in which the scores stay in registers from step to step. */
-static void shape(const sdpa_problem *p, sdpa_task *t, int v, int begin, int end, int steps)
+static void shape(const sdpa_input *in, const sdpa_task *t, real *scores, int v, int begin, int end, int steps)
 {
     switch (steps) {
-    case CUT: shape_by(p, t, v, begin, end, CUT); break;
-    case MASK: shape_by(p, t, v, begin, end, MASK); break;
-    case SCALE | BIAS: shape_by(p, t, v, begin, end, SCALE | BIAS); break;
-    case SCALE | ALIBI: shape_by(p, t, v, begin, end, SCALE | ALIBI); break;
-    default: shape_by(p, t, v, begin, end, steps);
+    case CUT: shape_by(in, t, scores, v, begin, end, CUT); break;
+    case MASK: shape_by(in, t, scores, v, begin, end, MASK); break;
+    case SCALE | BIAS: shape_by(in, t, scores, v, begin, end, SCALE | BIAS); break;
+    case SCALE | ALIBI: shape_by(in, t, scores, v, begin, end, SCALE | ALIBI); break;
+    default: shape_by(in, t, scores, v, begin, end, steps);
     }
 }
 
 #if PAIRS
 /* s += products / DENORMAL_FACTOR in the odd rows; `high` of these is found again from `before`.  What is not finite is
  * so in s, too; what changes no weight is left out, as scores that are denormal take long. */
-static void add_to_odd_rows(sdpa_task *t, sdpa_segment g, const real *products, const real *before)
+static void add_to_odd_rows(const sdpa_task *t, sdpa_segment g, const real *products, const real *before)
 {
     const vf zero = vf_set1(0), unit = vf_set1(1 / DENORMAL_FACTOR), least = vf_set1(LEAST_PRODUCT);
     for (int v = g.first_vector; v < g.end_vector; ++v) {
-        real lane[VL], *high = (real *)t->high + v * VL;
-        for (int i = 0; i < VL; ++i) lane[i] = (real)(t->odd_rows >> (v * VL + i) & 1);
+        real lane[VL], *high = (real *)t->scratch.high + v * VL;
+        for (int i = 0; i < VL; ++i) lane[i] = (real)(t->scratch.odd_rows >> (v * VL + i) & 1);
         const vm odd = vf_lt(zero, vf_load(lane));
         vf highest = vf_select(odd, vf_load(before + v * VL), vf_load(high));
         for (int key = g.begin; key < g.end; ++key) {
@@ -151,29 +152,29 @@ static void add_to_odd_rows(sdpa_task *t, sdpa_segment g, const real *products, 
 }
 
 /* What the products took for 0 (see pairs.h): those of denormals, which were made larger, with all numbers. */
-static void score_odd_rows(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys, const real *before)
+static void score_odd_rows(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys, const real *before)
 {
     real unused[ROWS] = {0};
-    segment_products(g, keys, p->dim, denormal_queries(p, t), t->visible, unused, NULL, NULL);
-    add_to_odd_rows(t, g, t->visible, before);
-    const operand denormals = denormal_keys(p, t, keys);
+    segment_products(g, keys, in->dim, denormal_queries(in, t), t->scratch.visible, unused, NULL, NULL);
+    add_to_odd_rows(t, g, t->scratch.visible, before);
+    const operand denormals = denormal_keys(in, t, keys);
     if (!denormals.at) return;
-    segment_products(g, denormals, p->dim, t->q, t->visible, unused, NULL, NULL);
-    add_to_odd_rows(t, g, t->visible, before);
+    segment_products(g, denormals, in->dim, t->scratch.q, t->scratch.visible, unused, NULL, NULL);
+    add_to_odd_rows(t, g, t->scratch.visible, before);
 }
 #endif
 
 #if ADDITIVE
-static operand keys_to_match(const sdpa_problem *p, sdpa_task *t)
+static operand keys_to_match(const sdpa_input *in, const sdpa_task *t)
 {
-    return p->v ? exponential_keys(p, t) : read_keys(p, t);
+    return in->v ? exponential_keys(in, t) : read_keys(in, t);
 }
-static void match_keys(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys)
+static void match_keys(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
-    if (p->v)
-        additive_products(p, t, g, keys);
+    if (in->v)
+        additive_products(in, t, g, keys);
     else
-        score_products(p, t, g, keys);
+        score_products(in, t, g, keys);
 }
 #else
 #define keys_to_match read_keys
@@ -182,28 +183,28 @@ static void match_keys(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, oper
 
 /* The scores of a segment.  `high` of bare products comes with them; where they are shaped (on the edges of what
  * geometry shows, or everywhere) it is found again. */
-static void score_segment(const sdpa_problem *p, sdpa_task *t, sdpa_segment g, operand keys)
+static void score_segment(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
-    const int steps = steps_of(p, t);
-    real *high = t->high, before[ROWS];
+    const int steps = steps_of(in, t);
+    real *high = t->scratch.high, before[ROWS];
     memcpy(before, high, sizeof before);
-    match_keys(p, t, g, keys);
+    match_keys(in, t, g, keys);
 #if PAIRS
-    if (t->odd_rows) score_odd_rows(p, t, g, keys, before);
+    if (t->scratch.odd_rows) score_odd_rows(in, t, g, keys, before);
 #endif
     for (int v = g.first_vector; steps && v < g.end_vector; ++v) {
-        const int whole = t->cut && t->whole[v].begin <= g.begin && g.end <= t->whole[v].end;
+        const int whole = t->block.cut && t->block.whole[v].begin <= g.begin && g.end <= t->block.whole[v].end;
         const int left = whole ? steps & ~CUT : steps;
         if (!left) continue;
         vf_store(high + v * VL, vf_load(before + v * VL));
-        shape(p, t, v, g.begin, g.end, left);
+        shape(in, t, t->scratch.s, v, g.begin, g.end, left);
     }
 }
 
 /* s and high of the block. */
-static void scores(const sdpa_problem *p, sdpa_task *t)
+static void scores(const sdpa_input *in, sdpa_task *t)
 {
-    const operand keys = keys_to_match(p, t);
-    for (int v = 0; v < t->vectors; ++v) vf_store((real *)t->high + v * VL, vf_set1(-(real)INFINITY));
-    for (int i = 0; i < t->segments; ++i) score_segment(p, t, t->segment[i], keys);
+    const operand keys = keys_to_match(in, t);
+    for (int v = 0; v < t->rows.vectors; ++v) vf_store((real *)t->scratch.high + v * VL, vf_set1(-(real)INFINITY));
+    for (int i = 0; i < t->block.segments; ++i) score_segment(in, t, t->block.segment[i], keys);
 }

@@ -5,16 +5,16 @@ static inline vf vf_product(vf a, vf b, vf c) { return vf_fma(a, b, c); }
 
 /* Whether the products can read K or V where it lies.  The engine for few rows widens what it loads, and finds rows in
  * pages. */
-static inline int in_place(const sdpa_problem *p, const sdpa_array *array, const char *at, int64_t width)
+static inline int in_place(const sdpa_input *in, const sdpa_array *array, const char *at, int64_t width)
 {
     if (!is_adjacent(array, at)) return 0;
-    return SDPA_FEW_ROWS ? width % VL == 0 : array->dtype == REAL_DTYPE && !p->pages;
+    return SDPA_FEW_ROWS ? width % VL == 0 : array->dtype == REAL_DTYPE && !in->pages;
 }
 
-static int copies(const sdpa_problem *p)
+static int copies(const sdpa_input *in)
 {
-    return !in_place(p, &p->key, p->key.data, p->dim) ||
-           (p->value.data && !in_place(p, &p->value, p->value.data, p->value_dim));
+    return !in_place(in, &in->key, in->key.data, in->dim) ||
+           (in->value.data && !in_place(in, &in->value, in->value.data, in->value_dim));
 }
 
 /* One row as `real`, padded with 0 to whole vectors. */
@@ -39,23 +39,23 @@ static void copy_row(const char *at, const sdpa_array *array, int64_t width, rea
 }
 
 /* Where int8 is stored: the factor of number d is scale[d >> group_shift]. */
-static void multiply_row(const sdpa_problem *p, const sdpa_array *scale, const char *scales, int64_t width, real *row)
+static void multiply_row(const sdpa_input *in, const sdpa_array *scale, const char *scales, int64_t width, real *row)
 {
     for (int64_t d = 0; d < width; ++d)
-        row[d] *= read_one(scales + (d >> p->group_shift) * scale->column, SDPA_FLOAT32);
+        row[d] *= read_one(scales + (d >> in->group_shift) * scale->column, SDPA_FLOAT32);
 }
 
 /* The rows of the block as `real` rows. */
-static void copy_block(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
+static void copy_block(const sdpa_input *in, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
                        const sdpa_array *scale, const char *scales_at, int64_t width, real *copy)
 {
-    for (int key = 0; key < t->block;) {
-        int end = t->block;
-        const char *at = row_address(p, array, rows_at, t, key, &end);
+    for (int key = 0; key < t->block.count;) {
+        int end = t->block.count;
+        const char *at = row_address(in, array, rows_at, t, key, &end);
         for (; key < end; ++key, at += array->row, copy += padded(width)) {
             copy_row(at, array, width, copy);
             int alone = key + 1;
-            if (scale->data) multiply_row(p, scale, row_address(p, scale, scales_at, t, key, &alone), width, copy);
+            if (scale->data) multiply_row(in, scale, row_address(in, scale, scales_at, t, key, &alone), width, copy);
         }
     }
 }
@@ -66,39 +66,41 @@ static inline operand copied_rows(const real *copy, int64_t width)
 }
 
 /* The rows of the block where they lie: in pages, unless those and what comes ahead follow each other in memory. */
-static inline operand rows_in_place(const sdpa_problem *p, const sdpa_task *t, const sdpa_array *array,
+static inline operand rows_in_place(const sdpa_input *in, const sdpa_task *t, const sdpa_array *array,
                                     const char *rows_at)
 {
     enum { MORE = 32 };
-    const int64_t left = t->keys.end - t->key;
-    const int wanted = left < t->block + MORE ? (int)left : t->block + MORE;
+    const int64_t left = t->rows.keys.end - t->block.first;
+    const int wanted = left < t->block.count + MORE ? (int)left : t->block.count + MORE;
     int end = wanted;
-    const char *at = row_address(p, array, rows_at, t, 0, &end);
+    const char *at = row_address(in, array, rows_at, t, 0, &end);
     return (operand){end < wanted ? NULL : at, array->row, array->dtype};
 }
 
-static operand read_keys(const sdpa_problem *p, sdpa_task *t)
+static operand read_keys(const sdpa_input *in, const sdpa_task *t)
 {
-    int end = t->block;
-    const char *at = key_address(p, t, 0, &end);
-    if (in_place(p, &p->key, at, p->dim)) return rows_in_place(p, t, &p->key, t->keys_at);
-    if (must_copy(t, &t->copied[0]))
-        copy_block(p, t, &p->key, t->keys_at, &p->key_scale, t->key_scales_at, p->dim, t->key_copy);
-    return copied_rows(t->key_copy, p->dim);
+    int end = t->block.count;
+    const char *at = key_address(in, t, 0, &end);
+    if (in_place(in, &in->key, at, in->dim)) return rows_in_place(in, t, &in->key, t->rows.keys_at);
+    if (must_copy(t, &t->scratch.copied[0]))
+        copy_block(in, t, &in->key, t->rows.keys_at, &in->key_scale, t->rows.key_scales_at, in->dim,
+                   t->scratch.key_copy);
+    return copied_rows(t->scratch.key_copy, in->dim);
 }
 
-static operand copy_values(const sdpa_problem *p, sdpa_task *t)
+static operand copy_values(const sdpa_input *in, sdpa_task *t)
 {
-    if (must_copy(t, &t->copied[1]))
-        copy_block(p, t, &p->value, t->values_at, &p->value_scale, t->value_scales_at, p->value_dim, t->value_copy);
-    return copied_rows(t->value_copy, p->value_dim);
+    if (must_copy(t, &t->scratch.copied[1]))
+        copy_block(in, t, &in->value, t->rows.values_at, &in->value_scale, t->rows.value_scales_at, in->value_dim,
+                   t->scratch.value_copy);
+    return copied_rows(t->scratch.value_copy, in->value_dim);
 }
-static operand read_values(const sdpa_problem *p, sdpa_task *t)
+static operand read_values(const sdpa_input *in, sdpa_task *t)
 {
-    int end = t->block;
-    const char *at = value_address(p, t, 0, &end);
-    if (!in_place(p, &p->value, at, p->value_dim)) return copy_values(p, t);
-    return rows_in_place(p, t, &p->value, t->values_at);
+    int end = t->block.count;
+    const char *at = value_address(in, t, 0, &end);
+    if (!in_place(in, &in->value, at, in->value_dim)) return copy_values(in, t);
+    return rows_in_place(in, t, &in->value, t->rows.values_at);
 }
 
 /* The weights of `count` keys from `key` on take the place of the scores.  Where they were rounded, `kept` would sum
@@ -114,9 +116,9 @@ static inline ALWAYS_INLINE vf keep_weights(const sdpa_task *t, int key, int v, 
 /* The weights of the block, divided by the lift of their rows. */
 static void lower_weights(const sdpa_task *t)
 {
-    for (int v = 0; v < t->vectors; ++v) {
-        const vf factor = vf_div(vf_set1(1), vf_load((real *)t->lift + v * VL));
-        for (int key = t->of_vector[v].begin; key < t->of_vector[v].end; ++key)
+    for (int v = 0; v < t->rows.vectors; ++v) {
+        const vf factor = vf_div(vf_set1(1), vf_load((real *)t->scratch.lift + v * VL));
+        for (int key = t->block.of_vector[v].begin; key < t->block.of_vector[v].end; ++key)
             vf_store(scores_at(t, key, v), vf_mul(vf_load(scores_at(t, key, v)), factor));
     }
 }
@@ -138,7 +140,7 @@ static inline void pack_one(const char *at, int dtype, real *to, int64_t half)
 /* What is unusual about rows that were loaded: nothing, here. */
 typedef int extremes;
 static inline extremes no_extremes(void) { return 0; }
-static inline void find_odd_rows(const sdpa_problem *p, sdpa_task *t, extremes found) { (void)p, (void)t, (void)found; }
+static inline void find_odd_rows(const sdpa_input *in, sdpa_task *t, extremes found) { (void)in, (void)t, (void)found; }
 
 /* tile[column] lane row, for VL rows and `count` columns from `d` on. */
 static inline ALWAYS_INLINE void read_columns(vf *tile, char *const *row_at, int64_t d, int count, int64_t width,

@@ -14,7 +14,7 @@ static inline vf subtractable(vf max) { return vf_select(vf_eq(max, vf_set1(-(re
 /* s = exp(s - from) for the keys of vector v; returns their sum.  (Few rows: see few.h.) */
 static inline ALWAYS_INLINE vf weigh_scores(const sdpa_task *t, int v, vf from, vf factors, vf floor, vf *kept)
 {
-    const sdpa_segment keys = t->of_vector[v];
+    const sdpa_segment keys = t->block.of_vector[v];
     vf sum = vf_set1(0);
     int key = keys.begin;
     for (; key + 4 <= keys.end; key += 4) {
@@ -37,13 +37,14 @@ static inline ALWAYS_INLINE vf weigh_scores(const sdpa_task *t, int v, vf from, 
 }
 #endif
 
-static void softmax_step(const sdpa_problem *p, sdpa_task *t)
+static void softmax_step(const sdpa_input *in, sdpa_task *t)
 {
-    const real factor = exponent_factor(p);
+    const real factor = exponent_factor(in);
     const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
-    for (int v = 0; v < t->vectors; ++v) {
-        real *max_at = (real *)t->max + v * VL, *sum_at = (real *)t->sum + v * VL, *kept_at = (real *)t->kept + v * VL;
-        const vf old_max = vf_load(max_at), new_max = vf_max(vf_load((real *)t->high + v * VL), old_max),
+    for (int v = 0; v < t->rows.vectors; ++v) {
+        real *max_at = (real *)t->scratch.max + v * VL, *sum_at = (real *)t->scratch.sum + v * VL,
+             *kept_at = (real *)t->scratch.kept + v * VL;
+        const vf old_max = vf_load(max_at), new_max = vf_max(vf_load((real *)t->scratch.high + v * VL), old_max),
                  from = subtractable(new_max);
         const vf shrink = vf_exp(vf_sub(old_max, from), factors, floor);
         vf kept = vf_set1(0);
@@ -51,14 +52,14 @@ static void softmax_step(const sdpa_problem *p, sdpa_task *t)
         vf_store(max_at, new_max);
         vf_store(sum_at, vf_fma(vf_load(sum_at), shrink, sum));
         if (PAIRS) vf_store(kept_at, vf_fma(vf_load(kept_at), shrink, kept));
-        vf_store((real *)t->shrink + v * VL, shrink);
+        vf_store((real *)t->scratch.shrink + v * VL, shrink);
     }
 }
 
 /* What a row is divided by: the sum of its weights as they meet V, or as they are given out. */
-static inline void *divisor(const sdpa_problem *p, const sdpa_task *t)
+static inline void *divisor(const sdpa_input *in, const sdpa_task *t)
 {
-    return PAIRS && !p->weights.data ? t->kept : t->sum;
+    return PAIRS && !in->weights.data ? t->scratch.kept : t->scratch.sum;
 }
 
 /* Of a sum, for the lse: an error of one rounding. */
@@ -66,37 +67,37 @@ static inline double log_of(double x) { return sizeof(real) == sizeof(float) ? (
 
 /* One row at the end of its sums: its sink joins the denominator, its lse is written.  A row that saw nothing has the
  * sum 0 (one that saw NaN has NaN): its lse is its sink, or -inf without one. */
-static void close_row(const sdpa_problem *p, sdpa_task *t, int row)
+static void close_row(const sdpa_input *in, const sdpa_task *t, int row)
 {
-    const double unit = scale_in_exponent(p) ? p->scale : 1; /* of max, in natural logarithms */
-    real *shrink = (real *)t->shrink + row;
-    double high = ((real *)t->max)[row] * unit, total = ((real *)t->sum)[row];
-    const double kept = ((real *)divisor(p, t))[row];
+    const double unit = scale_in_exponent(in) ? in->scale : 1; /* of max, in natural logarithms */
+    real *shrink = (real *)t->scratch.shrink + row;
+    double high = ((real *)t->scratch.max)[row] * unit, total = ((real *)t->scratch.sum)[row];
+    const double kept = ((real *)divisor(in, t))[row];
     const int empty = total == 0;
-    const double sink = p->sinks ? p->sinks[head_index(p, t, row)] : -(double)INFINITY;
-    if (p->sinks && !empty) {
+    const double sink = in->sinks ? in->sinks[head_index(in, &t->rows, row)] : -(double)INFINITY;
+    if (in->sinks && !empty) {
         const double higher = sink > high ? sink : high;
         const double factor = exp(high - higher);
-        *shrink = ((real *)t->lift)[row] * (real)(factor / (kept * factor + exp(sink - higher)));
+        *shrink = ((real *)t->scratch.lift)[row] * (real)(factor / (kept * factor + exp(sink - higher)));
         total = total * factor + exp(sink - higher);
         high = higher;
     }
-    if (p->lse.data) write_one(t->lse_row[row], p->lse.dtype, empty ? sink : high + log_of(total));
+    if (in->lse.data) write_one(t->rows.lse[row], in->lse.dtype, empty ? sink : high + log_of(total));
 }
 
 /* Ends the sums of all rows; `shrink` becomes the factor from exp(s - max) / lift to a probability. */
-static void close_sums(const sdpa_problem *p, sdpa_task *t)
+static void close_sums(const sdpa_input *in, sdpa_task *t)
 {
     const vf zero = vf_set1(0), one = vf_set1(1);
     vf lifted = zero;
-    for (int v = 0; v < t->vectors; ++v) {
-        const vf sum = vf_load((real *)divisor(p, t) + v * VL), lift = vf_load((real *)t->lift + v * VL);
-        vf_store((real *)t->shrink + v * VL, vf_select(vf_eq(sum, zero), zero, vf_div(lift, sum)));
+    for (int v = 0; v < t->rows.vectors; ++v) {
+        const vf sum = vf_load((real *)divisor(in, t) + v * VL), lift = vf_load((real *)t->scratch.lift + v * VL);
+        vf_store((real *)t->scratch.shrink + v * VL, vf_select(vf_eq(sum, zero), zero, vf_div(lift, sum)));
         lifted = vf_add(lifted, vf_sub(lift, one));
     }
-    t->lifted = !is_zero(lifted);
-    if (p->sinks || p->lse.data)
-        for (int row = 0; row < t->rows; ++row) close_row(p, t, row);
+    t->scratch.lifted = !is_zero(lifted);
+    if (in->sinks || in->lse.data)
+        for (int row = 0; row < t->rows.count; ++row) close_row(in, t, row);
 }
 
 #if SDPA_FEW_ROWS
@@ -114,24 +115,25 @@ static inline int overflows(const real *x, vf a, const real *y, vf b, int64_t wi
 }
 
 /* The sums over other keys join those of t: both come to the higher max, and to the larger lift, or twice that. */
-static void join(const sdpa_problem *p, sdpa_task *t, const sdpa_task *part)
+static void join(const sdpa_input *in, const sdpa_task *t, const sdpa_task *part)
 {
-    const real factor = exponent_factor(p);
+    const real factor = exponent_factor(in);
     const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
-    const vf max = vf_load(t->max), other = vf_load(part->max), higher = vf_max(other, max);
+    const vf max = vf_load(t->scratch.max), other = vf_load(part->scratch.max), higher = vf_max(other, max);
     const vf from = subtractable(higher);
     const vf shrink = vf_exp(vf_sub(max, from), factors, floor), share = vf_exp(vf_sub(other, from), factors, floor);
-    vf_store(t->max, higher);
-    vf_store(t->sum, vf_fma(vf_load(t->sum), shrink, vf_mul(vf_load(part->sum), share)));
-    const vf lift = vf_load(t->lift), other_lift = vf_load(part->lift), larger = vf_max(other_lift, lift);
-    real of_own[VL], of_part[VL], *lifts = t->lift;
+    vf_store(t->scratch.max, higher);
+    vf_store(t->scratch.sum, vf_fma(vf_load(t->scratch.sum), shrink, vf_mul(vf_load(part->scratch.sum), share)));
+    const vf lift = vf_load(t->scratch.lift), other_lift = vf_load(part->scratch.lift),
+             larger = vf_max(other_lift, lift);
+    real of_own[VL], of_part[VL], *lifts = t->scratch.lift;
     vf_store(of_own, vf_mul(shrink, vf_div(lift, larger)));
     vf_store(of_part, vf_mul(share, vf_div(other_lift, larger)));
     vf_store(lifts, larger);
-    const int64_t width = padded(p->value_dim);
-    for (int row = 0; row < t->rows; ++row) {
-        real *o = (real *)t->o + row * width;
-        const real *added = (const real *)part->o + row * width;
+    const int64_t width = padded(in->value_dim);
+    for (int row = 0; row < t->rows.count; ++row) {
+        real *o = (real *)t->scratch.o + row * width;
+        const real *added = (const real *)part->scratch.o + row * width;
         vf own = vf_set1(of_own[row]), of_other = vf_set1(of_part[row]);
         if (overflows(o, own, added, of_other, width)) {
             const vf half = vf_set1((real)0.5);

@@ -63,12 +63,12 @@ static inline ALWAYS_INLINE void store_whole_tile(const int dtype, char *const *
 }
 
 /* rows_at[row][first_column + column] = columns[column][rows] * factor[rows], for the rows of the task; NULL is 1. */
-static void store_transposed(const sdpa_array *array, const sdpa_task *t, char *const *rows_at, const real *columns,
+static void store_transposed(const sdpa_array *array, const sdpa_rows *of, char *const *rows_at, const real *columns,
                              int64_t first_column, int64_t width, const real *factor)
 {
     const int adjacent = writes_adjacent(array, array->column);
-    for (int v = 0; v < t->vectors; ++v) {
-        const int rows = t->rows - v * VL < VL ? t->rows - v * VL : VL;
+    for (int v = 0; v < of->vectors; ++v) {
+        const int rows = of->count - v * VL < VL ? of->count - v * VL : VL;
         char *const *row_at = rows_at + v * VL;
         const vf scale = factor ? vf_load(factor + v * VL) : vf_set1(1);
         for (int64_t column = 0; column < width; column += VL) {

@@ -3,6 +3,20 @@
 
 #include <string.h>
 
+/* Memory that is handed out from its begin on.  Where there is none yet, what it comes to is measured. */
+typedef struct {
+    char *at; /* or NULL */
+    size_t used;
+} supply;
+
+/* Each array begins on a cache line. */
+static void *take(supply *memory, int64_t elements, int bytes)
+{
+    char *taken = memory->at ? memory->at + memory->used : NULL;
+    memory->used += (size_t)((elements * bytes + 63) / 64 * 64);
+    return taken;
+}
+
 /* Rows in scratch may be filled up to whole vectors, or to two of them. */
 static int64_t padded(int64_t width, const sdpa_kernel *kernel)
 {
@@ -10,47 +24,93 @@ static int64_t padded(int64_t width, const sdpa_kernel *kernel)
     return (width + step - 1) / step * step;
 }
 
-/* The scratch of one thread: hands out the arrays of the task one after the other, each on a cache line. */
-static void *take(char **at, int64_t elements, int bytes)
+/* Keys of a block; where there are fewer, those, and one. */
+static int64_t most_keys(const sdpa_input *in, const sdpa_kernel *kernel)
 {
-    char *taken = *at;
-    *at += (elements * bytes + 63) / 64 * 64;
-    return taken;
+    return min64(kernel->block_keys, in->kv_len + 1);
 }
 
-/* For the tasks of a bundle, which come one after the other in each block: what outlives a block each has for itself.
- * Returns the size. */
-size_t sdpa_lay_out_scratch(const sdpa_problem *p, const sdpa_kernel *kernel, char *scratch, sdpa_task *t, int tasks)
+/* What the tasks of a bundle share: they come one after the other in each block. */
+static void take_shared(const sdpa_input *in, const sdpa_kernel *kernel, supply *memory, sdpa_scratch *s)
 {
-    const int64_t rows = kernel->rows, bytes = kernel->real_bytes, keys = min64(p->block_keys, p->kv_len + 1);
-    char *at = scratch;
-    const int64_t dim = padded(p->dim, kernel), value_dim = padded(p->value_dim, kernel);
-    sdpa_copied *copied = take(&at, SDPA_COPIES, sizeof *copied);
-    void *s = take(&at, keys * rows, bytes), *visible = take(&at, keys * rows, bytes);
-    void *high = take(&at, rows, bytes);
-    void *block_o = kernel->join || kernel->step == 2 ? take(&at, value_dim * rows, bytes) : NULL;
-    void *poison = take(&at, value_dim * rows, bytes);
-    void *key_copy = take(&at, keys * dim, bytes), *value_copy = take(&at, keys * value_dim, bytes);
-    for (int i = 0; i < tasks; ++i) {
-        t[i].leads = i == 0;
-        t[i].copied = copied;
-        t[i].s = s, t[i].visible = visible;
-        t[i].high = high;
-        t[i].cap_slope = NULL;
-        t[i].block_o = block_o;
-        t[i].poison = poison;
-        t[i].key_copy = key_copy, t[i].value_copy = value_copy;
-        t[i].shrink = take(&at, rows, bytes);
-        t[i].q = take(&at, dim * rows, bytes);
-        t[i].weigh = p->v ? take(&at, (p->dim + 3) / 4 * 5 * rows, bytes) : NULL;
-        t[i].o = take(&at, value_dim * rows, bytes);
-        t[i].max = take(&at, rows, bytes);
-        t[i].sum = take(&at, rows, bytes);
-        t[i].kept = take(&at, rows, bytes);
-        t[i].lift = take(&at, rows, bytes);
-    }
-    return (size_t)(at - scratch);
+    const int64_t rows = kernel->rows, keys = most_keys(in, kernel);
+    const int64_t dim = padded(in->dim, kernel), value_dim = padded(in->value_dim, kernel);
+    const int bytes = kernel->real_bytes;
+    memset(s, 0, sizeof *s);
+    s->copied = take(memory, SDPA_COPIES, sizeof *s->copied);
+    s->s = take(memory, keys * rows, bytes);
+    s->visible = take(memory, keys * rows, bytes);
+    s->high = take(memory, rows, bytes);
+    if (kernel->join || kernel->step == 2) s->block_o = take(memory, value_dim * rows, bytes);
+    s->poison = take(memory, value_dim * rows, bytes);
+    s->key_copy = take(memory, keys * dim, bytes);
+    s->value_copy = take(memory, keys * value_dim, bytes);
 }
+
+/* What outlives a block: each task has it for itself. */
+static void take_own(const sdpa_input *in, const sdpa_kernel *kernel, supply *memory, sdpa_scratch *s)
+{
+    const int64_t rows = kernel->rows;
+    const int bytes = kernel->real_bytes;
+    s->shrink = take(memory, rows, bytes);
+    s->q = take(memory, padded(in->dim, kernel) * rows, bytes);
+    if (in->v) s->weigh = take(memory, (in->dim + 3) / 4 * 5 * rows, bytes);
+    s->o = take(memory, padded(in->value_dim, kernel) * rows, bytes);
+    s->max = take(memory, rows, bytes);
+    s->sum = take(memory, rows, bytes);
+    s->kept = take(memory, rows, bytes);
+    s->lift = take(memory, rows, bytes);
+}
+
+/* Of one thread, for a bundle of `tasks`.  It does not depend on the number of keys. */
+size_t sdpa_scratch_bytes(const sdpa_schedule *schedule, int tasks)
+{
+    supply shared = {NULL, 0}, own = {NULL, 0};
+    sdpa_scratch unused;
+    take_shared(schedule->input, schedule->kernel, &shared, &unused);
+    take_own(schedule->input, schedule->kernel, &own, &unused);
+    return shared.used + (size_t)tasks * own.used;
+}
+
+void sdpa_lay_out_scratch(const sdpa_schedule *schedule, char *memory, sdpa_task *t, int tasks)
+{
+    supply rest = {memory, 0};
+    sdpa_scratch shared;
+    take_shared(schedule->input, schedule->kernel, &rest, &shared);
+    for (int i = 0; i < tasks; ++i) {
+        t[i].scratch = shared;
+        t[i].scratch.leads = i == 0;
+        take_own(schedule->input, schedule->kernel, &rest, &t[i].scratch);
+    }
+}
+
+/* The sums over one part of the keys, which a task may keep elsewhere. */
+static void take_sums(const sdpa_schedule *schedule, supply *memory, sdpa_scratch *s)
+{
+    const sdpa_kernel *kernel = schedule->kernel;
+    const int64_t rows = kernel->rows;
+    const int bytes = kernel->real_bytes;
+    s->o = take(memory, padded(schedule->input->value_dim, kernel) * rows, bytes);
+    s->max = take(memory, rows, bytes);
+    s->sum = take(memory, rows, bytes);
+    s->lift = take(memory, rows, bytes);
+}
+
+size_t sdpa_sums_bytes(const sdpa_schedule *schedule)
+{
+    supply memory = {NULL, 0};
+    sdpa_scratch unused;
+    take_sums(schedule, &memory, &unused);
+    return memory.used;
+}
+
+void sdpa_lay_out_sums(const sdpa_schedule *schedule, char *memory, sdpa_scratch *s)
+{
+    supply rest = {memory, 0};
+    take_sums(schedule, &rest, s);
+}
+
+/* ---- gradients */
 
 /* Whether gradients can be summed where they are wanted, in whole vectors.  Pairs end with a factor. */
 static int sums_in_place(const sdpa_kernel *kernel, const sdpa_array *result, int64_t width)
@@ -59,75 +119,95 @@ static int sums_in_place(const sdpa_kernel *kernel, const sdpa_array *result, in
            result->column == result->itemsize && result->row % result->itemsize == 0 && width % kernel->lanes == 0;
 }
 
-static int64_t blocks(const sdpa_problem *p, int64_t keys) { return (keys + p->block_keys - 1) / p->block_keys; }
-
-/* The scratch of one thread for gradients, those of `keys` keys among them.  Returns the size. */
-size_t sdpa_lay_out_backward(const sdpa_problem *p, const sdpa_kernel *kernel, char *scratch, sdpa_task *t, int tasks,
-                             int64_t keys)
+static int64_t blocks(const sdpa_kernel *kernel, int64_t keys)
 {
-    const int64_t rows = kernel->rows, bytes = kernel->real_bytes, block = min64(p->block_keys, p->kv_len + 1);
-    char *at = scratch;
-    const int64_t dim = padded(p->dim, kernel), value_dim = padded(p->value_dim, kernel);
-    sdpa_task shared = {.copied = take(&at, SDPA_COPIES, sizeof *shared.copied)};
-    shared.s = take(&at, block * rows, bytes);
-    shared.slope = shared.visible = take(&at, block * rows, bytes);
-    shared.key_slope = kernel->step == 1 ? shared.slope : take(&at, (block + 1) / 2 * rows, bytes);
-    shared.cap_slope = p->softcap != 0 ? take(&at, block * rows, bytes) : NULL;
-    shared.high = take(&at, rows, bytes);
-    shared.key_copy = take(&at, block * dim, bytes);
-    shared.value_copy = take(&at, block * value_dim, bytes);
-    shared.key_pairs = kernel->step == 1 ? NULL : take(&at, (block + 1) / 2 * dim, bytes);
-    shared.summed = take(&at, blocks(p, keys), 1);
-    if (keys && !sums_in_place(kernel, &p->grad_key, p->dim)) shared.key_sums.at = take(&at, keys * dim, bytes);
-    if (keys && !sums_in_place(kernel, &p->grad_value, p->value_dim))
-        shared.value_sums.at = take(&at, keys * value_dim, bytes);
-    for (int i = 0; i < tasks; ++i) {
-        t[i] = shared;
-        t[i].q = take(&at, dim * rows, bytes);
-        t[i].g = take(&at, value_dim * rows, bytes);
-        t[i].query_rows = take(&at, dim * rows, bytes);
-        t[i].grad_rows = take(&at, value_dim * rows, bytes);
-        t[i].o = take(&at, dim * rows, bytes);
-        t[i].shrink = take(&at, rows, bytes);
-        t[i].lse = take(&at, rows, bytes);
-        t[i].delta = take(&at, rows, bytes);
-    }
-    return (size_t)(at - scratch);
+    return (keys + kernel->block_keys - 1) / kernel->block_keys;
 }
 
-static void begin_sums(const sdpa_problem *p, const sdpa_kernel *kernel, const sdpa_task *t, const sdpa_array *result,
-                       int64_t width, sdpa_sums *sums)
+/* As in the forward pass; the sums of `keys` keys are among it. */
+static void take_shared_backward(const sdpa_kernel *kernel, const sdpa_backward_input *in, int64_t keys, supply *memory,
+                                 sdpa_scratch *s, sdpa_backward_scratch *b)
 {
-    sums->result = sdpa_first_row(p, result, t);
+    const int64_t rows = kernel->rows, block = most_keys(&in->forward, kernel);
+    const int64_t dim = padded(in->forward.dim, kernel), value_dim = padded(in->forward.value_dim, kernel);
+    const int bytes = kernel->real_bytes;
+    memset(s, 0, sizeof *s);
+    memset(b, 0, sizeof *b);
+    s->copied = take(memory, SDPA_COPIES, sizeof *s->copied);
+    s->s = take(memory, block * rows, bytes);
+    b->slope = s->visible = take(memory, block * rows, bytes);
+    b->key_slope = kernel->step == 1 ? b->slope : take(memory, (block + 1) / 2 * rows, bytes);
+    if (in->forward.softcap != 0) s->cap_slope = take(memory, block * rows, bytes);
+    s->high = take(memory, rows, bytes);
+    s->key_copy = take(memory, block * dim, bytes);
+    s->value_copy = take(memory, block * value_dim, bytes);
+    if (kernel->step == 2) b->key_pairs = take(memory, (block + 1) / 2 * dim, bytes);
+    b->summed = take(memory, blocks(kernel, keys), 1);
+    if (keys && !sums_in_place(kernel, &in->grad_key, in->forward.dim))
+        b->key_sums.at = take(memory, keys * dim, bytes);
+    if (keys && !sums_in_place(kernel, &in->grad_value, in->forward.value_dim))
+        b->value_sums.at = take(memory, keys * value_dim, bytes);
+}
+
+static void take_own_backward(const sdpa_kernel *kernel, const sdpa_input *in, supply *memory, sdpa_scratch *s,
+                              sdpa_backward_scratch *b)
+{
+    const int64_t rows = kernel->rows, dim = padded(in->dim, kernel), value_dim = padded(in->value_dim, kernel);
+    const int bytes = kernel->real_bytes;
+    s->q = take(memory, dim * rows, bytes);
+    b->g = take(memory, value_dim * rows, bytes);
+    b->query_rows = take(memory, dim * rows, bytes);
+    b->grad_rows = take(memory, value_dim * rows, bytes);
+    s->o = take(memory, dim * rows, bytes);
+    s->shrink = take(memory, rows, bytes);
+    b->lse = take(memory, rows, bytes);
+    b->delta = take(memory, rows, bytes);
+}
+
+size_t sdpa_backward_bytes(const sdpa_kernel *kernel, const sdpa_backward_input *in, int tasks, int64_t keys)
+{
+    supply shared = {NULL, 0}, own = {NULL, 0};
+    sdpa_scratch s;
+    sdpa_backward_scratch b;
+    take_shared_backward(kernel, in, keys, &shared, &s, &b);
+    take_own_backward(kernel, &in->forward, &own, &s, &b);
+    return shared.used + (size_t)tasks * own.used;
+}
+
+void sdpa_lay_out_backward(const sdpa_kernel *kernel, const sdpa_backward_input *in, char *memory,
+                           sdpa_backward_task *t, int tasks, int64_t keys)
+{
+    supply rest = {memory, 0};
+    sdpa_scratch s;
+    sdpa_backward_scratch b;
+    take_shared_backward(kernel, in, keys, &rest, &s, &b);
+    for (int i = 0; i < tasks; ++i) {
+        t[i].task.scratch = s, t[i].scratch = b;
+        take_own_backward(kernel, &in->forward, &rest, &t[i].task.scratch, &t[i].scratch);
+    }
+}
+
+static void begin_sums(const sdpa_kernel *kernel, const sdpa_input *in, const sdpa_unit *unit, sdpa_span keys,
+                       const sdpa_array *result, int64_t width, sdpa_sums *sums)
+{
+    sums->keys = keys;
+    sums->width = width;
+    sums->result = sdpa_first_row(in, result, unit->batch, unit->kv_head);
     sums->stride = padded(width, kernel);
     if (sums_in_place(kernel, result, width)) {
-        sums->at = sums->result + sums->keys.begin * result->row;
+        sums->at = sums->result + keys.begin * result->row;
         sums->stride = result->row / kernel->real_bytes;
     }
-    sums->width = width;
 }
 
 /* Nothing is summed yet for `keys`; for the tasks of a bundle. */
-void sdpa_begin_sums(const sdpa_problem *p, const sdpa_kernel *kernel, const sdpa_unit *unit, sdpa_span keys,
-                     sdpa_task *t, int tasks)
+void sdpa_begin_sums(const sdpa_kernel *kernel, const sdpa_backward_input *in, const sdpa_unit *unit, sdpa_span keys,
+                     sdpa_backward_task *t, int tasks)
 {
-    t->batch = unit->batch;
-    t->kv_head = unit->kv_head;
-    t->key_sums.keys = t->value_sums.keys = keys;
-    begin_sums(p, kernel, t, &p->grad_key, p->dim, &t->key_sums);
-    begin_sums(p, kernel, t, &p->grad_value, p->value_dim, &t->value_sums);
-    memset(t->summed, 0, (size_t)blocks(p, keys.end - keys.begin));
-    for (int i = 1; i < tasks; ++i) t[i].key_sums = t->key_sums, t[i].value_sums = t->value_sums;
-}
-
-/* Memory for the sums of one part.  Returns its size. */
-size_t sdpa_lay_out_sums(const sdpa_problem *p, const sdpa_kernel *kernel, char *memory, sdpa_task *t)
-{
-    const int64_t rows = kernel->rows, bytes = kernel->real_bytes;
-    char *at = memory;
-    t->o = take(&at, padded(p->value_dim, kernel) * rows, bytes);
-    t->max = take(&at, rows, bytes);
-    t->sum = take(&at, rows, bytes);
-    t->lift = take(&at, rows, bytes);
-    return (size_t)(at - memory);
+    sdpa_backward_scratch *first = &t->scratch;
+    begin_sums(kernel, &in->forward, unit, keys, &in->grad_key, in->forward.dim, &first->key_sums);
+    begin_sums(kernel, &in->forward, unit, keys, &in->grad_value, in->forward.value_dim, &first->value_sums);
+    memset(first->summed, 0, (size_t)blocks(kernel, keys.end - keys.begin));
+    for (int i = 1; i < tasks; ++i)
+        t[i].scratch.key_sums = first->key_sums, t[i].scratch.value_sums = first->value_sums;
 }

@@ -3,69 +3,72 @@
 #include "plan/plan.h"
 
 /* Keys that a query may see. */
-sdpa_span sdpa_visible(const sdpa_problem *p, const sdpa_task *t, int64_t query)
+sdpa_span sdpa_visible(const sdpa_input *in, const sdpa_rows *rows, int64_t query)
 {
-    const ptrdiff_t at = t->batch * p->shift_step;
-    sdpa_span keys = {0, t->kv_len};
-    if (p->begin_shift) keys.begin = clip64(query + p->begin_shift[at], 0, t->kv_len);
-    if (p->end_shift) keys.end = clip64(query + p->end_shift[at], 0, t->kv_len);
+    const ptrdiff_t at = rows->batch * in->shift_step;
+    sdpa_span keys = {0, rows->kv_len};
+    if (in->begin_shift) keys.begin = clip64(query + in->begin_shift[at], 0, rows->kv_len);
+    if (in->end_shift) keys.end = clip64(query + in->end_shift[at], 0, rows->kv_len);
     return keys;
 }
 
 /* Whether the mask shows any, and all, of the block's keys to the rows of the task. */
-void sdpa_summarise_mask(const sdpa_problem *p, const sdpa_task *t, int *any, int *all)
+void sdpa_summarise_mask(const sdpa_input *in, const sdpa_rows *rows, const sdpa_block *block, int *any, int *all)
 {
-    const ptrdiff_t step = p->mask.column;
+    const ptrdiff_t step = in->mask.column;
     unsigned char some = 0, hidden = 0;
-    for (int row = 0; row < t->rows && !(some && hidden); ++row) {
-        if (row && t->mask_row[row] == t->mask_row[row - 1]) continue; /* broadcast over rows */
-        const char *at = t->mask_row[row] + t->key * step;
+    for (int row = 0; row < rows->count && !(some && hidden); ++row) {
+        if (row && rows->mask[row] == rows->mask[row - 1]) continue; /* broadcast over rows */
+        const char *at = rows->mask[row] + block->first * step;
         if (step == 1)
-            for (int key = 0; key < t->block; ++key) some |= (unsigned char)at[key], hidden |= at[key] == 0;
+            for (int key = 0; key < block->count; ++key) some |= (unsigned char)at[key], hidden |= at[key] == 0;
         else
-            for (int key = 0; key < t->block; ++key)
+            for (int key = 0; key < block->count; ++key)
                 some |= (unsigned char)at[key * step], hidden |= at[key * step] == 0;
     }
     *any = some != 0;
     *all = !hidden;
 }
 
-static sdpa_range within_block(const sdpa_task *t, sdpa_span keys)
+static sdpa_range within_block(const sdpa_block *block, sdpa_span keys)
 {
-    return (sdpa_range){(int)clip64(keys.begin - t->key, 0, t->block), (int)clip64(keys.end - t->key, 0, t->block)};
+    return (sdpa_range){(int)clip64(keys.begin - block->first, 0, block->count),
+                        (int)clip64(keys.end - block->first, 0, block->count)};
 }
 
 /* What `sdpa_visible` says of the queries of a task without groups, from `query` on, at once for all: with numbers small
  * enough for the compiler to do several together. */
-static void place_queries(const sdpa_problem *p, const sdpa_task *t, int64_t query, sdpa_range *sees)
+static void place_queries(const sdpa_input *in, const sdpa_rows *rows, int64_t query, sdpa_block *block)
 {
-    const ptrdiff_t at = t->batch * p->shift_step;
-    const int block = (int)min64(t->block, t->kv_len - t->key), far = 2 * SDPA_MAX_ROWS;
-    const int begin = p->begin_shift ? (int)clip64(query + p->begin_shift[at] - t->key, -far, block + far) : -far;
-    const int end = p->end_shift ? (int)clip64(query + p->end_shift[at] - t->key, -far, block + far) : block + far;
-    for (int row = 0; row < t->rows; ++row) {
-        const int first = begin + (p->begin_shift ? row : 0), last = end + (p->end_shift ? row : 0);
-        sees[row].begin = first < 0 ? 0 : first > block ? block : first;
-        sees[row].end = last < 0 ? 0 : last > block ? block : last;
+    const ptrdiff_t at = rows->batch * in->shift_step;
+    const int keys = (int)min64(block->count, rows->kv_len - block->first), far = 2 * SDPA_MAX_ROWS;
+    const int begin =
+        in->begin_shift ? (int)clip64(query + in->begin_shift[at] - block->first, -far, keys + far) : -far;
+    const int end =
+        in->end_shift ? (int)clip64(query + in->end_shift[at] - block->first, -far, keys + far) : keys + far;
+    for (int row = 0; row < rows->count; ++row) {
+        const int first = begin + (in->begin_shift ? row : 0), last = end + (in->end_shift ? row : 0);
+        block->sees[row].begin = first < 0 ? 0 : first > keys ? keys : first;
+        block->sees[row].end = last < 0 ? 0 : last > keys ? keys : last;
     }
 }
 
 /* Which keys of the block each row sees, and which all rows of a vector see. */
-void sdpa_place_rows(const sdpa_problem *p, sdpa_task *t, int lanes)
+void sdpa_place_rows(const sdpa_input *in, const sdpa_rows *rows, int lanes, sdpa_block *block)
 {
-    const int64_t group = sdpa_group(p);
-    int64_t in_group = t->first_row % group, query = t->first_row / group;
-    if (group == 1) place_queries(p, t, query, t->sees);
-    for (int row = 0; group > 1 && row < t->rows; ++row) {
+    const int64_t group = sdpa_group(in);
+    int64_t in_group = rows->first % group, query = rows->first / group;
+    if (group == 1) place_queries(in, rows, query, block);
+    for (int row = 0; group > 1 && row < rows->count; ++row) {
         if (row == 0 || in_group == 0)
-            t->sees[row] = within_block(t, sdpa_visible(p, t, query));
+            block->sees[row] = within_block(block, sdpa_visible(in, rows, query));
         else
-            t->sees[row] = t->sees[row - 1];
+            block->sees[row] = block->sees[row - 1];
         if (++in_group == group) in_group = 0, ++query;
     }
-    for (int row = t->rows; row < t->vectors * lanes; ++row) t->sees[row] = t->sees[t->rows - 1];
-    for (int v = 0; v < t->vectors; ++v) { /* both ends grow with the row */
-        const sdpa_range first = t->sees[v * lanes], last = t->sees[(v + 1) * lanes - 1];
-        t->whole[v] = (sdpa_range){last.begin, first.end};
+    for (int row = rows->count; row < rows->vectors * lanes; ++row) block->sees[row] = block->sees[rows->count - 1];
+    for (int v = 0; v < rows->vectors; ++v) { /* both ends grow with the row */
+        const sdpa_range first = block->sees[v * lanes], last = block->sees[(v + 1) * lanes - 1];
+        block->whole[v] = (sdpa_range){last.begin, first.end};
     }
 }

@@ -29,6 +29,14 @@ cdef struct bias_plan:
     int64_t unit_keys
 
 
+cdef struct backward_call:
+    const sdpa_backward_input *input
+    const sdpa_schedule *schedule
+    backward_plan plan
+    bias_plan biases
+    bint bias_with_queries  # no two pairs share a number of the bias: its gradient comes with that of queries
+
+
 # Tasks that a thread takes through each block together.  Measured with 1, 2, 4 and 8: bwd-gqa-1024-causal float32 22.4,
 # 22.0, 21.6, 21.6 ms without the forward pass, bwd-bert 2.35, 2.31, 2.27, 2.30.
 cdef int BACKWARD_BUNDLE = 4
@@ -37,80 +45,81 @@ cdef int BACKWARD_BUNDLE = 4
 cdef int64_t MOST_SCRATCH = 64 << 20, MOST_PART_SUMS = 4 << 20
 
 
-cdef inline int64_t task_products(const sdpa_problem *p, const sdpa_kernel *kernel) noexcept nogil:
+cdef inline int64_t task_products(const sdpa_schedule *s) noexcept nogil:
     """What it costs to begin a task, in multiply-adds."""
-    return 4 * kernel.rows * (p.dim + p.value_dim + 16)
+    return 4 * s.kernel.rows * (s.input.dim + s.input.value_dim + 16)
 
 
 cdef void differentiate_block(
-    const sdpa_problem *p, const sdpa_kernel *kernel, int64_t key, sdpa_task *t, bint queries
+    const backward_call *call, int64_t key, sdpa_backward_task *t, bint queries
 ) noexcept nogil:
-    if t.keys.begin < key + p.block_keys and key < t.keys.end and sdpa_enter_block(p, kernel, key, t):
-        kernel.scores(p, t)
-        kernel.score_gradients(p, t)
-        if queries and p.bias_with_queries and not t.careful:
-            kernel.add_slopes(p, t)
+    cdef const sdpa_kernel *kernel = call.schedule.kernel
+    cdef const sdpa_rows *rows = &t.task.rows
+    if (rows.keys.begin < key + kernel.block_keys and key < rows.keys.end
+            and sdpa_enter_block(call.schedule, rows, key, &t.task.block)):
+        kernel.scores(call.schedule.input, &t.task)
+        kernel.score_gradients(call.input, t)
+        if queries and call.bias_with_queries and not t.scratch.careful:
+            kernel.add_slopes(call.input, t)
         if queries:
-            kernel.query_gradient(p, t)
-        if t.key_sums.at != NULL:
-            kernel.key_gradients(p, t)
+            kernel.query_gradient(call.input, t)
+        if t.scratch.key_sums.at != NULL:
+            kernel.key_gradients(call.input, t)
 
 
 cdef void differentiate_blocks(
-    const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *tasks, int count, sdpa_span keys, bint queries
+    const backward_call *call, sdpa_backward_task *tasks, int count, sdpa_span keys, bint queries
 ) noexcept nogil:
+    cdef const sdpa_schedule *s = call.schedule
     cdef int i
     cdef int64_t key = keys.end, end = keys.begin
     for i in range(count):
-        kernel.begin_backward(p, &tasks[i])
-        key = min(key, max(keys.begin, tasks[i].keys.begin))
-        end = max(end, min(keys.end, tasks[i].keys.end))
-    key = key // p.block_keys * p.block_keys
-    while key < end and not stopped(p.watch, 3 * count * block_products(p, tasks)):
+        s.kernel.begin_backward(call.input, &tasks[i])
+        key = min(key, max(keys.begin, tasks[i].task.rows.keys.begin))
+        end = max(end, min(keys.end, tasks[i].task.rows.keys.end))
+    key = key // s.kernel.block_keys * s.kernel.block_keys
+    while key < end and not stopped(s.watch, 3 * count * block_products(s, &tasks.task.rows)):
         for i in range(count):
-            differentiate_block(p, kernel, key, &tasks[i], queries)
-        key += p.block_keys
+            differentiate_block(call, key, &tasks[i], queries)
+        key += s.kernel.block_keys
 
 
-cdef void finish_queries(
-    const sdpa_problem *p, const sdpa_kernel *kernel, sdpa_task *t, sdpa_span keys
-) noexcept nogil:
+cdef void finish_queries(const backward_call *call, sdpa_backward_task *t, sdpa_span keys) noexcept nogil:
     """A hidden key has slope 0, but 0 * NaN is NaN: where that may have been, again with care."""
-    cdef void *sums = t.key_sums.at
-    if kernel.needs_care(p, t):
-        t.careful, t.key_sums.at = 1, NULL
-        differentiate_blocks(p, kernel, t, 1, keys, True)
-        t.careful, t.key_sums.at = 0, sums
-    kernel.write_query_gradient(p, t)
+    cdef const sdpa_schedule *s = call.schedule
+    cdef void *sums = t.scratch.key_sums.at
+    if s.kernel.needs_care(s.input, &t.task):
+        t.scratch.careful, t.scratch.key_sums.at = 1, NULL
+        differentiate_blocks(call, t, 1, keys, True)
+        t.scratch.careful, t.scratch.key_sums.at = 0, sums
+    s.kernel.write_query_gradient(call.input, t)
 
 
-cdef void differentiate(
-    const sdpa_problem *p, const sdpa_kernel *kernel, const stretch *work, int bundle, char *scratch
-) noexcept nogil:
-    cdef sdpa_task tasks[SDPA_MAX_BUNDLE]
+cdef void differentiate(const backward_call *call, const stretch *work, char *scratch) noexcept nogil:
+    cdef const sdpa_schedule *s = call.schedule
+    cdef sdpa_backward_task tasks[SDPA_MAX_BUNDLE]
     cdef int64_t keys = work.keys.end - work.keys.begin if work.sums else 0
     cdef int64_t index = work.first
-    cdef int i, count
-    sdpa_lay_out_backward(p, kernel, scratch, tasks, bundle, keys)
+    cdef int i, count, bundle = call.plan.bundle
+    sdpa_lay_out_backward(s.kernel, call.input, scratch, tasks, bundle, keys)
     if work.sums:
-        sdpa_begin_sums(p, kernel, &work.head, work.keys, tasks, bundle)
-    while index < work.end and not stopped(p.watch, bundle * task_products(p, kernel)):
+        sdpa_begin_sums(s.kernel, call.input, &work.head, work.keys, tasks, bundle)
+    while index < work.end and not stopped(s.watch, bundle * task_products(s)):
         count = <int>min(<int64_t>bundle, work.end - index)
         for i in range(count):
-            sdpa_enter_backward(p, kernel, &work.head, index + i, &tasks[i])
-            tasks[i].careful = 0
-        differentiate_blocks(p, kernel, tasks, count, work.keys, work.queries)
+            sdpa_enter_backward(s, call.input, &work.head, index + i, &tasks[i])
+        differentiate_blocks(call, tasks, count, work.keys, work.queries)
         if work.queries:
             for i in range(count):
-                finish_queries(p, kernel, &tasks[i], work.keys)
+                finish_queries(call, &tasks[i], work.keys)
         index += count
     if work.sums and work.end > work.first:
-        kernel.write_key_gradients(p, tasks)
+        s.kernel.write_key_gradients(call.input, tasks)
 
 
-cdef backward_plan cut_backward(const sdpa_problem *p, const sdpa_kernel *kernel, int threads) noexcept:
+cdef backward_plan cut_backward(const sdpa_backward_input *b, const sdpa_kernel *kernel, int threads) noexcept:
     """As many heads as there are threads, or a multiple, are taken whole; those that are left over are cut."""
-    cdef sdpa_task sizes[SDPA_MAX_BUNDLE]
+    cdef const sdpa_input *p = &b.forward
     cdef backward_plan plan
     cdef bint fits
     cdef int64_t row_bytes = (p.dim + p.value_dim) * kernel.real_bytes, left, parts
@@ -118,7 +127,7 @@ cdef backward_plan cut_backward(const sdpa_problem *p, const sdpa_kernel *kernel
     cdef int64_t tasks = (most_rows(p) + kernel.rows - 1) // kernel.rows
     plan.heads = p.batches * p.kv_heads
     plan.bundle = BACKWARD_BUNDLE
-    fits = sdpa_lay_out_backward(p, kernel, NULL, sizes, plan.bundle, p.kv_len) <= <size_t>MOST_SCRATCH
+    fits = sdpa_backward_bytes(kernel, b, plan.bundle, p.kv_len) <= <size_t>MOST_SCRATCH
     plan.whole = plan.heads // threads * threads if fits else 0
     left = max(1, plan.heads - plan.whole)
     parts = (4 * threads + left - 1) // left  # of a head, so that threads end together
@@ -130,18 +139,17 @@ cdef backward_plan cut_backward(const sdpa_problem *p, const sdpa_kernel *kernel
     return plan
 
 
-cdef int64_t sum_keys(const sdpa_problem *p, const backward_plan *plan) noexcept nogil:
+cdef int64_t sum_keys(const sdpa_input *p, const backward_plan *plan) noexcept nogil:
     """The longest stretch of keys whose gradients a thread sums."""
     return p.kv_len if plan.whole else min(p.kv_len, plan.unit_keys)
 
 
-cdef stretch find_stretch(
-    const sdpa_problem *p, const sdpa_kernel *kernel, const backward_plan *plan, int64_t unit
-) noexcept nogil:
+cdef stretch find_stretch(const sdpa_schedule *s, const backward_plan *plan, int64_t unit) noexcept nogil:
+    cdef const sdpa_input *p = s.input
     cdef stretch work
     cdef int64_t part = unit - plan.whole, index
     cdef bint cut = part >= 0
-    work.head = sdpa_backward_head(p, kernel, plan.whole + part // plan.per_head if cut else unit)
+    work.head = sdpa_backward_head(s, plan.whole + part // plan.per_head if cut else unit)
     work.first, work.end = 0, work.head.cut.tasks
     work.keys.begin, work.keys.end = 0, p.kv_lengths[work.head.batch] if p.q_starts != NULL else p.kv_len
     work.queries = work.sums = True
@@ -161,32 +169,27 @@ cdef stretch find_stretch(
     return work
 
 
-cdef struct backward_call:
-    const sdpa_problem *p
-    const sdpa_kernel *kernel
-    backward_plan plan
-    bias_plan biases
-
-
 cdef void differentiate_unit(const void *of, int64_t unit, char *scratch) noexcept nogil:
     cdef const backward_call *call = <const backward_call *>of
-    cdef stretch work = find_stretch(call.p, call.kernel, &call.plan, unit)
-    differentiate(call.p, call.kernel, &work, call.plan.bundle, scratch)
+    cdef stretch work = find_stretch(call.schedule, &call.plan, unit)
+    differentiate(call, &work, scratch)
 
 
-cdef bint has_own_bias(const sdpa_problem *p, int64_t batches) noexcept:
+cdef bint has_own_bias(const sdpa_backward_input *b, int64_t batches) noexcept:
     """Whether no two pairs share a number of the bias, which differs by so many batches."""
-    cdef const sdpa_array *bias = &p.grad_bias
+    cdef const sdpa_input *p = &b.forward
+    cdef const sdpa_array *bias = &b.grad_bias
     if bias.data == NULL:
         return False
     return ((batches == p.batches or p.q_starts != NULL) and (bias.head != 0 or p.heads == 1)
             and bias.row != 0 and bias.column != 0)
 
 
-cdef bias_plan cut_bias(const sdpa_problem *p, const sdpa_kernel *kernel, int64_t batches) noexcept:
+cdef bias_plan cut_bias(const sdpa_backward_input *b, const sdpa_kernel *kernel, int64_t batches) noexcept:
     """Batches that share their numbers are so many apart."""
+    cdef const sdpa_input *p = &b.forward
+    cdef const sdpa_array *bias = &b.grad_bias
     cdef bias_plan plan
-    cdef const sdpa_array *bias = &p.grad_bias
     cdef int64_t tasks = (most_rows(p) + kernel.rows - 1) // kernel.rows
     plan.batches = batches if p.q_starts == NULL else p.batches if bias.row else 1
     plan.heads = p.kv_heads if bias.head else 1
@@ -200,57 +203,58 @@ cdef bias_plan cut_bias(const sdpa_problem *p, const sdpa_kernel *kernel, int64_
 cdef void differentiate_bias(const void *of, int64_t unit, char *scratch) noexcept nogil:
     """All that adds to one part of the gradient of the bias: the tasks, the heads and the batches that share it."""
     cdef const backward_call *call = <const backward_call *>of
-    cdef const sdpa_problem *p = call.p
-    cdef const sdpa_kernel *kernel = call.kernel
+    cdef const sdpa_schedule *s = call.schedule
+    cdef const sdpa_input *p = s.input
     cdef const bias_plan *plan = &call.biases
-    cdef sdpa_task t
+    cdef sdpa_backward_task t
+    cdef sdpa_task *task = &t.task
     cdef sdpa_unit head
     cdef sdpa_span keys
-    cdef int64_t part = unit % plan.parts, first_head = unit // plan.parts % plan.heads, task, key
+    cdef int64_t part = unit % plan.parts, first_head = unit // plan.parts % plan.heads, index, key
     cdef int64_t batch = unit // plan.parts // plan.heads, kv_head
-    sdpa_lay_out_backward(p, kernel, scratch, &t, 1, 0)
-    t.cap_slope = NULL  # the bias comes after the cap
+    sdpa_lay_out_backward(s.kernel, call.input, scratch, &t, 1, 0)
+    task.scratch.cap_slope = NULL  # the bias comes after the cap
     while batch < p.batches:
         kv_head = first_head
         while kv_head < p.kv_heads:
-            head = sdpa_backward_head(p, kernel, batch * p.kv_heads + kv_head)
+            head = sdpa_backward_head(s, batch * p.kv_heads + kv_head)
             keys.begin, keys.end = 0 if plan.by_task else part * plan.unit_keys, p.kv_len
             keys.end = min(keys.end, keys.begin + plan.unit_keys)
-            task = part if plan.by_task else 0
-            while task < head.cut.tasks and not stopped(p.watch, task_products(p, kernel)):
-                sdpa_enter_backward(p, kernel, &head, task, &t)
-                t.careful = 0
-                kernel.begin_backward(p, &t)
-                key = max(keys.begin, t.keys.begin) // p.block_keys * p.block_keys
-                while key < min(keys.end, t.keys.end) and not stopped(p.watch, block_products(p, &t)):
-                    if sdpa_enter_block(p, kernel, key, &t):
-                        kernel.scores(p, &t)
-                        kernel.bias_gradient(p, &t)
-                    key += p.block_keys
-                task += plan.parts if plan.by_task else 1
+            index = part if plan.by_task else 0
+            while index < head.cut.tasks and not stopped(s.watch, task_products(s)):
+                sdpa_enter_backward(s, call.input, &head, index, &t)
+                s.kernel.begin_backward(call.input, &t)
+                key = max(keys.begin, task.rows.keys.begin) // s.kernel.block_keys * s.kernel.block_keys
+                while key < min(keys.end, task.rows.keys.end) and not stopped(s.watch, block_products(s, &task.rows)):
+                    if sdpa_enter_block(s, &task.rows, key, &task.block):
+                        s.kernel.scores(p, task)
+                        s.kernel.bias_gradient(call.input, &t)
+                    key += s.kernel.block_keys
+                index += plan.parts if plan.by_task else 1
             kv_head += plan.heads
         batch += plan.batches
 
 
-cdef int run_backward(sdpa_problem *p, const sdpa_kernel *kernel, int64_t bias_batches, int threads) except -1:
-    cdef sdpa_task sizes[SDPA_MAX_BUNDLE]
+cdef int run_backward(
+    const sdpa_backward_input *b, const sdpa_kernel *kernel, int64_t bias_batches, int threads
+) except -1:
+    cdef const sdpa_input *p = &b.forward
+    cdef sdpa_schedule s = schedule_of(p, NULL, kernel, threads)
     cdef crew c
     cdef backward_call call
     cdef const backward_plan *plan = &call.plan
     cdef int64_t units, bias_units = 0
     cdef int chunk
-    p.block_keys = kernel.block_keys
-    p.threads = threads
-    call.p, call.kernel, call.plan = p, kernel, cut_backward(p, kernel, threads)
+    call.input, call.schedule, call.plan = b, &s, cut_backward(b, kernel, threads)
     units = plan.whole + (plan.heads - plan.whole) * plan.per_head
-    p.bias_with_queries = kernel.add_slopes != NULL and p.softcap == 0 and has_own_bias(p, bias_batches)
-    if p.grad_bias.data != NULL and not p.bias_with_queries:
-        call.biases = cut_bias(p, kernel, bias_batches)
+    call.bias_with_queries = kernel.add_slopes != NULL and p.softcap == 0 and has_own_bias(b, bias_batches)
+    if b.grad_bias.data != NULL and not call.bias_with_queries:
+        call.biases = cut_bias(b, kernel, bias_batches)
         bias_units = call.biases.batches * call.biases.heads * call.biases.parts
     # Heads that follow each other are read in one go: -6 % where there are many.  Cut ones are few.
     chunk = <int>max(1, plan.whole // (8 * threads)) if plan.whole == plan.heads else 1
-    hire(&c, threads, sdpa_lay_out_backward(p, kernel, NULL, sizes, plan.bundle, sum_keys(p, plan)), 0)
-    p.watch = &c.watch
+    hire(&c, threads, sdpa_backward_bytes(kernel, b, plan.bundle, sum_keys(p, plan)), 0)
+    s.watch = &c.watch
     with nogil:
         share(&c, differentiate_unit, &call, units, BY_CHUNKS, chunk, 0)
         if bias_units:

@@ -2,7 +2,7 @@
 cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 import numpy as np
 from typing import NamedTuple
 
@@ -114,7 +114,7 @@ cdef class Call(Inputs):
     # ----------------------------------------------------------------------------------------------------------- run
 
     cdef int choose_threads(self) except -1:
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         if self.threads:
             return 0
         given = self.option("threads")
@@ -126,7 +126,7 @@ cdef class Call(Inputs):
 
     cdef object attend(self):
         """The result, or (result, lse)."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         cdef cnp.ndarray out, lse = None
         cdef bint return_lse = self.flag("return_lse")
         given = self.option("out")
@@ -137,7 +137,7 @@ cdef class Call(Inputs):
             lse = self.new_result(-1, sum_type(self.query))
             self.place(lse, p.heads, self.rows, -1, &p.lse, self.rows_first)
         if self.compares():
-            run_all(p, self.kernel, self.threads)
+            run_all(p, self.unit_starts, self.kernel, self.threads)
         else:
             out[...] = 0
             if return_lse:
@@ -189,29 +189,32 @@ cdef class Call(Inputs):
 
     cdef object differentiate(self, grad_out, out, lse, grad_lse):
         """The gradients of query, key, value, bias and sinks; None of what the call had not."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
+        cdef sdpa_backward_input backward
         cdef cnp.ndarray bias = None, grad_bias = None, delta = None
         cdef int wide = sum_type(self.query), type_num = cnp.PyArray_TYPE(self.query)
-        grad_out = self.given_result("grad_out", grad_out, p.value_dim, type_num, &p.grad_out)
+        memset(&backward, 0, sizeof(sdpa_backward_input))
+        grad_out = self.given_result("grad_out", grad_out, p.value_dim, type_num, &backward.grad_out)
         out = self.given_result("out", out, p.value_dim, type_num, &p.out)
         lse = self.given_result("lse", lse, -1, wide, &p.lse)
         if grad_lse is not None:
-            grad_lse = self.given_result("grad_lse", grad_lse, -1, wide, &p.grad_lse)
+            grad_lse = self.given_result("grad_lse", grad_lse, -1, wide, &backward.grad_lse)
         grads = (
-            self.new_gradient(self.query, p.heads, self.rows, &p.grad_query),
-            self.new_gradient(self.key, p.kv_heads, self.key_rows(), &p.grad_key),
-            self.new_gradient(self.value, p.kv_heads, self.key_rows(), &p.grad_value),
+            self.new_gradient(self.query, p.heads, self.rows, &backward.grad_query),
+            self.new_gradient(self.key, p.kv_heads, self.key_rows(), &backward.grad_key),
+            self.new_gradient(self.value, p.kv_heads, self.key_rows(), &backward.grad_value),
         )
         if self.bias is not None:
             bias = self.bias
             grad_bias = cnp.PyArray_ZEROS(cnp.PyArray_NDIM(bias), cnp.PyArray_DIMS(bias), wide, 0)
-            self.place(grad_bias, p.heads, self.rows, p.kv_len, &p.grad_bias)
+            self.place(grad_bias, p.heads, self.rows, p.kv_len, &backward.grad_bias)
         if p.sinks != NULL:
             delta = self.new_result(-1, wide)
             delta.fill(0)
-            self.place(delta, p.heads, self.rows, -1, &p.delta, self.rows_first)
+            self.place(delta, p.heads, self.rows, -1, &backward.delta, self.rows_first)
         if self.compares() and p.q_len and p.kv_len and p.heads:
-            run_backward(p, self.kernel.isa.kernel[purpose_of(p)][0], self.batches_of_bias(), self.threads)
+            backward.forward = self.p
+            run_backward(&backward, self.kernel.isa.kernel[purpose_of(p)][0], self.batches_of_bias(), self.threads)
         else:
             for grad in grads:
                 grad.fill(0)
@@ -303,7 +306,7 @@ cdef class Call(Inputs):
 
     def visible_pairs(self):
         """Pairs of query and key, over all heads, that causal, window and lengths leave visible."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         cdef int64_t b, query, begin, end, length, pairs = 0
         for b in range(p.batches):
             length = p.kv_len if p.kv_lengths == NULL else p.kv_lengths[b]
@@ -318,34 +321,33 @@ cdef class Call(Inputs):
 
     def plan(self):
         """How it is cut for the threads."""
-        cdef sdpa_problem *p = &self.p
-        cdef const sdpa_kernel *table = self.kernel.table(p)
-        cdef int chunk, threads = self.threads
-        cdef int64_t units, vectors, per_task, tasks
+        cdef const sdpa_kernel *kernel = self.kernel.table(&self.p)
+        cdef sdpa_schedule s = schedule_of(&self.p, self.unit_starts, kernel, self.threads)
+        cdef int chunk, threads
+        cdef int64_t vectors, per_task, units = cut_into_units(&s, &threads, &chunk)
+        cdef int purpose = purpose_of(&self.p)
         cdef sdpa_cut cut
-        p.fewest_rows, p.most_rows = 0, most_rows(p)
-        units = cut_into_units(p, table, &threads, &chunk)
         if units:
-            cut = sdpa_find_unit(p, table, 0).cut
+            cut = sdpa_find_unit(&s, 0).cut
         else:
             cut.tasks = cut.bundles = cut.parts = 1
-        vectors = (p.most_rows + table.lanes - 1) // table.lanes
+        vectors = (s.most_rows + kernel.lanes - 1) // kernel.lanes
         per_task = (vectors + cut.tasks - 1) // cut.tasks
-        few = table == self.kernel.isa.kernel[purpose_of(p)][1]
+        few = kernel == self.kernel.isa.kernel[purpose][1]
         return Plan(
             few_rows=few,
-            pairs=not few and table != self.kernel.isa.kernel[SDPA_FOR_FLOAT][0] and purpose_of(p) == SDPA_FOR_BFLOAT16,
-            converted=bool(table.copies(p)),
-            lanes=table.lanes,
-            most_rows=table.rows,
-            rows=min(p.most_rows, per_task * table.lanes),
-            keys=table.block_keys,
-            tasks=p.batches * p.kv_heads * cut.tasks if units else 0,
-            bundle=sdpa_largest_bundle(p, table),
+            pairs=not few and kernel != self.kernel.isa.kernel[SDPA_FOR_FLOAT][0] and purpose == SDPA_FOR_BFLOAT16,
+            converted=bool(kernel.copies(&self.p)),
+            lanes=kernel.lanes,
+            most_rows=kernel.rows,
+            rows=min(s.most_rows, per_task * kernel.lanes),
+            keys=kernel.block_keys,
+            tasks=self.p.batches * self.p.kv_heads * cut.tasks if units else 0,
+            bundle=sdpa_largest_bundle(&s),
             parts=cut.parts,
-            parts_shared=bool(p.split),
+            parts_shared=bool(s.split),
             threads=threads,
-            scratch_bytes=threads * scratch_bytes(p, table) + units * sums_bytes(p, table),
+            scratch_bytes=threads * scratch_bytes(&s) + (units * sdpa_sums_bytes(&s) if s.split else 0),
         )
 
 
@@ -414,7 +416,7 @@ def attention_weights(Kernel kernel not None, query, key, dict options not None,
     weights.fill(0)
     call.place(weights, call.p.heads, call.p.q_len, call.p.kv_len, &call.p.weights)
     if call.p.dim:
-        run_all(&call.p, kernel, call.threads)
+        run_all(&call.p, call.unit_starts, kernel, call.threads)
     return weights
 
 

@@ -19,7 +19,7 @@ cdef extern from "sdpa.h" nogil:
         const ptrdiff_t *batches
         int dtype, itemsize
 
-    ctypedef struct sdpa_problem:
+    ctypedef struct sdpa_input:
         int64_t batches, heads, kv_heads, q_len, kv_len, dim, value_dim
         sdpa_array query, key, value, out, weights, lse, mask, bias
         const int64_t *begin_shift
@@ -37,10 +37,18 @@ cdef extern from "sdpa.h" nogil:
         const int64_t *k_starts
         const int64_t *pages
         int64_t page_columns, page_size
-        sdpa_array grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias
-        sdpa_array delta
-        int bias_with_queries
-        int64_t block_keys
+
+    ctypedef struct sdpa_backward_input:
+        sdpa_input forward
+        sdpa_array grad_out, grad_lse, grad_query, grad_key, grad_value, grad_bias, delta
+
+    int64_t sdpa_group(const sdpa_input *)
+
+    ctypedef struct sdpa_kernel
+
+    ctypedef struct sdpa_schedule:
+        const sdpa_input *input
+        const sdpa_kernel *kernel
         int threads
         int64_t fewest_rows, most_rows
         int split, far
@@ -57,20 +65,35 @@ cdef extern from "sdpa.h" nogil:
     ctypedef struct sdpa_span:
         int64_t begin, end
 
+    ctypedef struct sdpa_rows:
+        int count
+        sdpa_span keys
+
+    ctypedef struct sdpa_block:
+        pass
+
     ctypedef struct sdpa_copied:
         pass
+
+    ctypedef struct sdpa_scratch:
+        void *cap_slope
+        int started, lifted
+
+    ctypedef struct sdpa_task:
+        sdpa_rows rows
+        sdpa_block block
+        sdpa_scratch scratch
 
     ctypedef struct sdpa_sums:
         void *at
 
-    ctypedef struct sdpa_task:
-        int rows
-        sdpa_span keys
-        sdpa_copied *copied
-        int started
-        void *cap_slope
-        int careful
+    ctypedef struct sdpa_backward_scratch:
         sdpa_sums key_sums, value_sums
+        int careful
+
+    ctypedef struct sdpa_backward_task:
+        sdpa_task task
+        sdpa_backward_scratch scratch
 
     ctypedef struct sdpa_linear:
         sdpa_array x, out
@@ -79,21 +102,22 @@ cdef extern from "sdpa.h" nogil:
         const void *weights
         const void *bias
 
-    ctypedef void (*sdpa_step)(const sdpa_problem *, sdpa_task *) noexcept nogil
+    ctypedef void (*sdpa_step)(const sdpa_input *, sdpa_task *) noexcept nogil
+    ctypedef void (*sdpa_backward_step)(const sdpa_backward_input *, sdpa_backward_task *) noexcept nogil
 
     ctypedef struct sdpa_kernel:
         int real_bytes, lanes, rows, block_keys, step
-        int (*copies)(const sdpa_problem *) noexcept nogil
+        int (*copies)(const sdpa_input *) noexcept nogil
         sdpa_step begin, scores, softmax_step, accumulate
-        int (*finite)(const sdpa_problem *, const sdpa_task *) noexcept nogil
+        int (*finite)(const sdpa_input *, const sdpa_task *) noexcept nogil
         sdpa_step accumulate_seen
-        int (*lift)(const sdpa_problem *, sdpa_task *) noexcept nogil
+        int (*lift)(const sdpa_input *, sdpa_task *) noexcept nogil
         sdpa_step add_poison, close_sums
-        void (*join)(const sdpa_problem *, sdpa_task *, const sdpa_task *) noexcept nogil
+        void (*join)(const sdpa_input *, const sdpa_task *, const sdpa_task *) noexcept nogil
         sdpa_step start, write_out, write_weights
-        sdpa_step begin_backward, score_gradients, query_gradient, key_gradients, add_slopes, bias_gradient
-        int (*needs_care)(const sdpa_problem *, const sdpa_task *) noexcept nogil
-        sdpa_step write_query_gradient, write_key_gradients
+        sdpa_backward_step begin_backward, score_gradients, query_gradient, key_gradients, add_slopes, bias_gradient
+        int (*needs_care)(const sdpa_input *, const sdpa_task *) noexcept nogil
+        sdpa_backward_step write_query_gradient, write_key_gradients
         int linear_tile
         void (*pack_weights)(const sdpa_array *, int64_t outs, int64_t ins, void *packed) noexcept nogil
         void (*linear)(
@@ -103,24 +127,31 @@ cdef extern from "sdpa.h" nogil:
         const char *name
         const sdpa_kernel *kernel[SDPA_PURPOSES][2]
 
-    int64_t sdpa_group(const sdpa_problem *)
     const sdpa_isa sdpa_isas[]
     int sdpa_cpu_runs(const char *isa)
 
-    int64_t sdpa_count_units(sdpa_problem *, const sdpa_kernel *)
-    int sdpa_largest_bundle(const sdpa_problem *, const sdpa_kernel *)
-    sdpa_unit sdpa_find_unit(const sdpa_problem *, const sdpa_kernel *, int64_t unit)
-    void sdpa_enter_task(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *)
-    sdpa_span sdpa_part(const sdpa_problem *, const sdpa_unit *, int64_t part, const sdpa_task *)
-    int sdpa_enter_block(const sdpa_problem *, const sdpa_kernel *, int64_t key, sdpa_task *)
-    size_t sdpa_lay_out_scratch(const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks)
-    sdpa_unit sdpa_backward_head(const sdpa_problem *, const sdpa_kernel *, int64_t head)
-    void sdpa_enter_backward(const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, int64_t index, sdpa_task *)
-    size_t sdpa_lay_out_backward(
-        const sdpa_problem *, const sdpa_kernel *, char *scratch, sdpa_task *, int tasks, int64_t keys)
+    int64_t sdpa_count_units(sdpa_schedule *)
+    int sdpa_largest_bundle(const sdpa_schedule *)
+    sdpa_unit sdpa_find_unit(const sdpa_schedule *, int64_t unit)
+    sdpa_span sdpa_part(const sdpa_schedule *, const sdpa_unit *, int64_t part, const sdpa_rows *)
+    sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head)
+
+    void sdpa_enter_task(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *)
+    void sdpa_enter_backward(
+        const sdpa_schedule *, const sdpa_backward_input *, const sdpa_unit *, int64_t index, sdpa_backward_task *)
+
+    int sdpa_enter_block(const sdpa_schedule *, const sdpa_rows *, int64_t key, sdpa_block *)
+
+    size_t sdpa_scratch_bytes(const sdpa_schedule *, int tasks)
+    void sdpa_lay_out_scratch(const sdpa_schedule *, char *memory, sdpa_task *, int tasks)
+    size_t sdpa_sums_bytes(const sdpa_schedule *)
+    void sdpa_lay_out_sums(const sdpa_schedule *, char *memory, sdpa_scratch *)
+    size_t sdpa_backward_bytes(const sdpa_kernel *, const sdpa_backward_input *, int tasks, int64_t keys)
+    void sdpa_lay_out_backward(
+        const sdpa_kernel *, const sdpa_backward_input *, char *memory, sdpa_backward_task *, int tasks, int64_t keys)
     void sdpa_begin_sums(
-        const sdpa_problem *, const sdpa_kernel *, const sdpa_unit *, sdpa_span keys, sdpa_task *, int tasks)
-    size_t sdpa_lay_out_sums(const sdpa_problem *, const sdpa_kernel *, char *memory, sdpa_task *)
+        const sdpa_kernel *, const sdpa_backward_input *, const sdpa_unit *, sdpa_span keys, sdpa_backward_task *,
+        int tasks)
 
     int sdpa_quantise_rows(
         const sdpa_array *source, int64_t batches, int64_t heads, int64_t rows, int64_t dim, int64_t group,

@@ -24,7 +24,7 @@ cdef class Inputs:
     Axes are (lead, H, M, D) and so on: `lead` are those before the heads, broadcast, none to 29 of them.  In packed
     calls the batches are sequences, and arrays have no leading axes.
     """
-    cdef sdpa_problem p
+    cdef sdpa_input p
     cdef readonly cnp.ndarray query, key, value
     cdef readonly int threads
     cdef Kernel kernel
@@ -39,6 +39,7 @@ cdef class Inputs:
     cdef bint rows_first  # arrays are (rows, heads, size)
     cdef int64_t rows  # of the query: M, or those of all sequences
     cdef const int64_t *counts  # keys of each sequence
+    cdef int64_t *unit_starts  # room for those of a schedule
     cdef cnp.ndarray bias
     cdef bint for_gradients
     cdef bint cached  # the batches' lengths are those of a cache
@@ -80,7 +81,7 @@ cdef class Inputs:
 
     cdef int take_options(self) except -1:
         """All of them but those that say what is returned, in the order of their description."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         if not self.options:
             p.scale = 1 / sqrt(<double>p.dim) if p.dim else 1
             if self.known.causal or self.sequences or self.own_lengths is not None:
@@ -148,7 +149,7 @@ cdef class Inputs:
 
     cdef int bound_queries(self, window, causal, q_offset, kv_lengths) except -1:
         """Query i of batch b sees the keys from i + begin_shift[b] up to, not including, i + end_shift[b]."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         cdef int64_t limit = p.q_len + p.kv_len + 1, b  # beyond it: nothing, or everything
         left = right = 0  # of any size, as q_offset is: so their sums are those of Python
         cdef bint bounded_left = False, bounded_right = False
@@ -189,7 +190,7 @@ cdef class Inputs:
 
     cdef int64_t first_position(self, int64_t b) noexcept:
         """Of the first query of batch b."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         if p.q_offset != NULL:
             return p.q_offset[b]
         return (p.kv_len if p.kv_lengths == NULL else p.kv_lengths[b]) - p.q_len
@@ -207,7 +208,7 @@ cdef class Inputs:
 
     cdef int place_sequences(self) except -1:
         """Sequences always have lengths, and positions."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         cdef int64_t *offsets
         cdef int64_t b
         if p.kv_lengths == NULL:
@@ -285,7 +286,7 @@ cdef class Inputs:
     cdef int take_arrays(self, query, key, value, bint matched=True, bint valued=True) except -1:
         """Of query, key and value (if any: `valued`) that dtypes and shapes agree.  `matched`: a query is multiplied by
         a key, so both have the same size."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         self.query, self.key = floats("query", query), floats("key", key)
         self.value = floats("value", value) if valued else None
         cdef cnp.ndarray q = self.query, k = self.key, v = self.value if valued else k
@@ -310,7 +311,7 @@ cdef class Inputs:
 
     cdef int take_sizes(self, int64_t heads, int64_t q_len, int64_t kv_heads, int64_t kv_len) except -1:
         """Those of the arrays, whose dtypes are checked."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         cdef cnp.ndarray q = self.query, k = self.key, v = k if self.value is None else self.value
         cdef int q_type = cnp.PyArray_TYPE(q)
         cdef int k_type = cnp.PyArray_TYPE(k), v_type = cnp.PyArray_TYPE(v)
@@ -335,7 +336,7 @@ cdef class Inputs:
 
     cdef int take_packed(self, query, key, value, cu_seqlens_q, cu_seqlens_k) except -1:
         """The same for sequences whose rows are packed: (rows, heads, size)."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         cdef cnp.ndarray q, k, v, q_starts, k_starts
         cdef int64_t b
         cdef int64_t *counts
@@ -377,7 +378,7 @@ cdef class Inputs:
 
     cdef int take_cached(self, CacheBase cache, query, int64_t rows) except -1:
         """A query for the first `rows` rows of a cache."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         cdef cnp.ndarray q = floats("query", query), array
         cdef tuple arrays = cache._now.arrays
         cdef bint scaled = len(arrays) == 4
@@ -414,7 +415,7 @@ cdef class Inputs:
         self, query, cnp.ndarray keys, cnp.ndarray values, list sequences, bint one, cu_seqlens_q
     ) except -1:
         """Queries for sequences that lie in pages: of `one` (H, M, D), else packed, (T, H, D)."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         cdef cnp.ndarray q = floats("query", query)
         cdef Sequence sequence
         cdef int64_t count = len(sequences), columns = 0, i
@@ -445,10 +446,10 @@ cdef class Inputs:
 
     cdef int cut_sequences(self, const int64_t *q_starts, int64_t count, const int64_t *counts) except -1:
         """Sequence b has the queries from q_starts[b] to q_starts[b + 1], and counts[b] keys."""
-        cdef sdpa_problem *p = &self.p
+        cdef sdpa_input *p = &self.p
         cdef int64_t b
         self.sequences, self.in_order, self.counts, self.rank = True, True, counts, 3
-        p.q_starts, p.batches, p.unit_starts = q_starts, count, self.new_numbers(count + 1)
+        p.q_starts, p.batches, self.unit_starts = q_starts, count, self.new_numbers(count + 1)
         self.rows = q_starts[count]
         p.q_len = p.kv_len = 0
         for b in range(count):

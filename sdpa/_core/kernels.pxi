@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t
 
 
-cdef int purpose_of(const sdpa_problem *p) noexcept:
+cdef int purpose_of(const sdpa_input *p) noexcept:
     if p.query.dtype == SDPA_FLOAT64:
         return SDPA_FOR_DOUBLE
     # Without a value (attention_weights) only Q and K meet.  A scale this large would show what was lost below the
@@ -27,7 +27,7 @@ cdef class Kernel:
     def name(self):
         return self.isa.name.decode()
 
-    cdef const sdpa_kernel *table(self, const sdpa_problem *p) noexcept:
+    cdef const sdpa_kernel *table(self, const sdpa_input *p) noexcept:
         """For the batch with the most rows."""
         cdef const sdpa_kernel *const *engines = self.isa.kernel[purpose_of(p)]
         return engines[1 if p.v == NULL and most_rows(p) <= most_of_few(self.isa, p) else 0]
@@ -45,13 +45,13 @@ cdef int MOST_OF_FEW = 16
 cdef int MOST_BESIDE_PAIRS = 10
 
 
-cdef int64_t most_of_few(const sdpa_isa *isa, const sdpa_problem *p) noexcept:
+cdef int64_t most_of_few(const sdpa_isa *isa, const sdpa_input *p) noexcept:
     cdef const sdpa_kernel *const *engines = isa.kernel[purpose_of(p)]
     cdef bint pairs = purpose_of(p) == SDPA_FOR_BFLOAT16 and engines[0] != isa.kernel[SDPA_FOR_FLOAT][0]
     return min(MOST_BESIDE_PAIRS if pairs else MOST_OF_FEW, engines[1].rows)
 
 
-cdef int64_t most_rows(const sdpa_problem *p) noexcept:
+cdef int64_t most_rows(const sdpa_input *p) noexcept:
     """Of a key/value head, in the longest batch."""
     return p.q_len * sdpa_group(p) if p.kv_heads else 0
 
