@@ -42,7 +42,7 @@ typedef struct {
      * Causal, window and q_offset are no more than that.  The shifts lie within +-(q_len + kv_len + 1), so that sums do
      * not overflow. */
     const int64_t *begin_shift, *end_shift; /* (B) */
-    ptrdiff_t shift_step;                   /* 1, or 0 where one shift serves all batches */
+    ptrdiff_t shift_stride;                 /* 1, or 0 where one shift serves all batches */
     const int64_t *q_offset;                /* (B): position of query 0, for ALiBi; NULL: kv_len - q_len */
     const int64_t *kv_lengths;              /* (B), or NULL: kv_len */
     double scale;
@@ -163,7 +163,7 @@ typedef struct {
     void *visible;               /* as s, for blocks with NaN or inf in V; pairs: or with odd rows */
     void *poison;                /* as o: which sums meet NaN or inf in V, see care.h */
     void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V cannot be read in place */
-    void *weigh;                 /* additive: [dim/4][5][R]: see additive.h */
+    void *feature_weights;       /* additive: [dim/4][5][R]: see additive.h */
     void *cap_slope;             /* [block_keys][R], for gradients with a softcap: its derivative; else NULL */
     int leads;                   /* the first of its bundle: what it fetches from memory serves the others */
 
@@ -227,40 +227,40 @@ typedef struct {
     const void *bias;    /* of the compute type, filled up to whole panels; or NULL */
 } sdpa_linear;
 
-/* One step of the algorithm on the current block (or at the start or end) of a task. */
-typedef void (*sdpa_step)(const sdpa_input *, sdpa_task *);
-typedef void (*sdpa_backward_step)(const sdpa_backward_input *, sdpa_backward_task *);
+/* One stage of the algorithm on the current block (or at the start or end) of a task. */
+typedef void (*sdpa_stage)(const sdpa_input *, sdpa_task *);
+typedef void (*sdpa_backward_stage)(const sdpa_backward_input *, sdpa_backward_task *);
 
 typedef struct sdpa_kernel {
     int real_bytes;  /* 4: float, 8: double */
     int lanes, rows; /* rows in a vector, and in the largest task */
     int block_keys;
     int (*copies)(const sdpa_input *); /* whether K or V is copied block by block, to be converted */
-    sdpa_step begin;                   /* queries to q, nothing summed yet */
-    sdpa_step scores;                  /* s = K q, with softcap, alibi, bias; -inf where hidden; high */
-    sdpa_step softmax_step;            /* s = exp(s - max); max, sum, shrink */
-    sdpa_step accumulate;              /* o = o * shrink + s V */
+    sdpa_stage begin_forward;          /* queries to q, nothing summed yet */
+    sdpa_stage scores;                 /* s = K q, with softcap, alibi, bias; -inf where hidden; high */
+    sdpa_stage softmax_block;          /* s = exp(s - max); max, sum, shrink */
+    sdpa_stage accumulate;             /* o = o * shrink + s V */
     /* Where NaN or inf came out, and not from the scores: again with care, as often as that asks for. */
     int (*finite)(const sdpa_input *, const sdpa_task *); /* nothing of that kind came out */
-    sdpa_step accumulate_seen;                            /* like accumulate; NaN and inf in V go to poison instead */
+    sdpa_stage accumulate_seen;                           /* like accumulate; NaN and inf in V go to poison instead */
     int (*lift)(const sdpa_input *, sdpa_task *); /* whether sums overflowed; the next attempt divides by lift */
-    sdpa_step add_poison;                         /* o = o + poison */
-    sdpa_step close_sums;                         /* sinks; lse; shrink = what o is multiplied by */
+    sdpa_stage add_poison;                        /* o = o + poison */
+    sdpa_stage close_sums;                        /* sinks; lse; shrink = what o is multiplied by */
     void (*join)(const sdpa_input *, const sdpa_task *, const sdpa_task *part); /* few rows: o, max, sum of both */
-    sdpa_step start;                                                            /* o = 0 where nothing was seen */
-    sdpa_step write_out;                                                        /* out = o * shrink */
-    sdpa_step write_weights; /* weights of this block = exp(s - max) * shrink */
+    sdpa_stage start;                                                           /* o = 0 where nothing was seen */
+    sdpa_stage write_out;                                                       /* out = o * shrink */
+    sdpa_stage write_weights; /* weights of this block = exp(s - max) * shrink */
 
     /* Gradients: NULL for few rows. */
-    int step;                           /* numbers in one `real` of an operand: 1, or 2 for pairs */
-    sdpa_backward_step begin_backward;  /* queries to q, grad_out to g, ... */
-    sdpa_backward_step score_gradients; /* s = exp(s - lse), slope = s (V g - delta) */
-    sdpa_backward_step query_gradient;  /* o = o + slope K */
-    sdpa_backward_step key_gradients;   /* key_sums = key_sums + slope^T Q, value_sums = value_sums + s^T grad_out */
-    sdpa_backward_step add_slopes;      /* grad_bias = grad_bias + slope; NULL where slopes are rounded */
-    sdpa_backward_step bias_gradient;   /* that alone, instead of all others but `scores` */
+    int step;                            /* numbers in one `real` of an operand: 1, or 2 for pairs */
+    sdpa_backward_stage begin_backward;  /* queries to q, grad_out to g, ... */
+    sdpa_backward_stage score_gradients; /* s = exp(s - lse), slope = s (V g - delta) */
+    sdpa_backward_stage query_gradient;  /* o = o + slope K */
+    sdpa_backward_stage key_gradients;   /* key_sums = key_sums + slope^T Q, value_sums = value_sums + s^T grad_out */
+    sdpa_backward_stage add_slopes;      /* grad_bias = grad_bias + slope; NULL where slopes are rounded */
+    sdpa_backward_stage bias_gradient;   /* that alone, instead of all others but `scores` */
     int (*needs_care)(const sdpa_input *, const sdpa_task *); /* o holds NaN or inf, maybe from a hidden key */
-    sdpa_backward_step write_query_gradient, write_key_gradients;
+    sdpa_backward_stage write_query_gradient, write_key_gradients;
 
     /* Projections: NULL for few rows. */
     int linear_tile; /* rows of x in one */

@@ -153,8 +153,8 @@ static void score_gradients(const sdpa_backward_input *in, sdpa_backward_task *b
 static void query_gradient(const sdpa_backward_input *in, sdpa_backward_task *b)
 {
     sdpa_task *t = &b->task;
-    weigh_block(t, read_keys_along(&in->forward, b), in->forward.dim, b->scratch.key_slope, t->scratch.o,
-                t->scratch.started ? t->scratch.shrink : NULL, NULL);
+    weighted_sums(t, read_keys_along(&in->forward, b), in->forward.dim, b->scratch.key_slope, t->scratch.o,
+                  t->scratch.started ? t->scratch.shrink : NULL, NULL);
     t->scratch.started = 1;
 }
 
@@ -262,7 +262,7 @@ static void add_poisoned_rows(const sdpa_backward_input *in, const sdpa_backward
 static void clear_sums(const sdpa_sums *sums, int64_t key, int64_t keys)
 {
     real *at = (real *)sums->at + (key - sums->keys.begin) * sums->stride;
-    for (; keys > 0; --keys, at += sums->stride) memset(at, 0, (size_t)padded(sums->width) * sizeof(real));
+    for (; keys > 0; --keys, at += sums->stride) memset(at, 0, (size_t)whole_vectors(sums->width) * sizeof(real));
 }
 
 /* Where the sums of the block hold nothing: whether all of them are about to be written; else they become 0. */
@@ -321,19 +321,19 @@ static void write_key_gradients(const sdpa_backward_input *in, sdpa_backward_tas
 static inline void add_to_bias(const sdpa_array *bias, char *row_at, int64_t key, int count, vf slope)
 {
     real *to = (real *)(row_at + key * bias->column), lane[VL];
-    const ptrdiff_t step = bias->column / (ptrdiff_t)sizeof(real);
-    if (step == 1 && count == VL) {
+    const ptrdiff_t stride = bias->column / (ptrdiff_t)sizeof(real);
+    if (stride == 1 && count == VL) {
         vf_store(to, vf_add(vf_load(to), slope));
         return;
     }
     vf_store(lane, slope);
-    if (step == 0) {
+    if (stride == 0) {
         real sum = 0;
         for (int i = 0; i < count; ++i) sum += lane[i];
         *to += sum;
         return;
     }
-    for (int i = 0; i < count; ++i) to[i * step] += lane[i];
+    for (int i = 0; i < count; ++i) to[i * stride] += lane[i];
 }
 
 /* The slopes of the block, from [key][row] to [row][key]. */

@@ -33,12 +33,12 @@ static int interleave_rows(const char *first, const char *second, const sdpa_arr
     return 1;
 }
 
-static inline ptrdiff_t task_row_stride(int64_t width) { return padded_values(width); }
+static inline ptrdiff_t task_row_stride(int64_t width) { return interleaved_width(width); }
 
 static operand read_keys_along(const sdpa_input *in, const sdpa_backward_task *b)
 {
     const sdpa_task *t = &b->task;
-    const ptrdiff_t stride = padded_values(in->dim);
+    const ptrdiff_t stride = interleaved_width(in->dim);
     const operand pairs = {b->scratch.key_pairs, stride * 4, SDPA_BFLOAT16};
     if (!must_copy(t, &t->scratch.copied[2])) return pairs;
     for (int key = 0; key < t->block.count; key += 2) {
@@ -68,7 +68,7 @@ static uint64_t copy_task_rows(const sdpa_rows *of, const sdpa_array *array, cha
 {
     (void)factor;
     uint64_t odd = 0;
-    for (int row = 0; row < of->count; row += 2, rows += padded_values(width)) {
+    for (int row = 0; row < of->count; row += 2, rows += interleaved_width(width)) {
         const char *second = row + 1 < of->count ? row_at[row + 1] : NULL;
         if (interleave_rows(row_at[row], second, array, width, rows)) odd |= (uint64_t)3 << row;
     }

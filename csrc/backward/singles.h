@@ -10,7 +10,7 @@ static operand read_keys_along(const sdpa_input *in, sdpa_backward_task *b)
     real *copy = t->scratch.key_copy;
     copy_block(in, t, &in->key, t->rows.keys_at, &in->key_scale, t->rows.key_scales_at, in->dim, copy);
     t->scratch.copied[0].rows = 0; /* of no use to others */
-    for (int64_t i = 0; i < t->block.count * padded(in->dim); i += VL) {
+    for (int64_t i = 0; i < t->block.count * whole_vectors(in->dim); i += VL) {
         const vf x = vf_load(copy + i);
         vf_store(copy + i, vf_select(is_finite(x), x, vf_set1(0)));
     }
@@ -20,7 +20,7 @@ static operand read_keys_along(const sdpa_input *in, sdpa_backward_task *b)
 /* A hidden key has slope 0, but 0 * NaN is NaN. */
 static int needs_care(const sdpa_input *in, const sdpa_task *t) { return !finite_sums(t, in->dim); }
 
-static inline ptrdiff_t task_row_stride(int64_t width) { return padded(width); }
+static inline ptrdiff_t task_row_stride(int64_t width) { return whole_vectors(width); }
 
 /* The scale is multiplied into what is copied of Q, and not into the gradient of K. */
 static inline double query_factor(const sdpa_input *in) { return in->scale; }
@@ -38,7 +38,7 @@ static uint64_t copy_task_rows(const sdpa_rows *of, const sdpa_array *array, cha
     uint64_t odd = 0;
     vf poison = vf_set1(0);
     for (int row = 0; row < of->count; ++row) {
-        real *to = rows + row * padded(width);
+        real *to = rows + row * whole_vectors(width);
         copy_row(row_at[row], array, width, to);
         for (int64_t i = 0; i < width; i += VL) {
             const vf x = vf_load(to + i);
@@ -47,7 +47,7 @@ static uint64_t copy_task_rows(const sdpa_rows *of, const sdpa_array *array, cha
         }
     }
     if (is_zero(poison)) return 0;
-    for (int row = 0; row < of->count; ++row, rows += padded(width)) {
+    for (int row = 0; row < of->count; ++row, rows += whole_vectors(width)) {
         poison = vf_set1(0);
         for (int64_t i = 0; i < width; i += VL) {
             const vf x = vf_load(rows + i);

@@ -14,7 +14,7 @@
  *
  *     q[a][ROWS]              X, in the place of the queries
  *     key_copy[key][a]        Y, in the place of the copied keys
- *     weigh[group][5][ROWS]   a = -2 v of each of the four features, and the sum of their v
+ *     feature_weights[group][5][ROWS]   a = -2 v of each of the four features, and the sum of their v
  *
  * t is held below 2**LARGEST, where tanh is 1 up to the rounding, so that the product of four is finite (with |v| < 2
  * the numerator, too).  X and Y end at 2**WIDEST, and are 0 below the smallest normal number.  That does no harm unless
@@ -63,27 +63,27 @@ static void begin_rows(const sdpa_input *in, sdpa_task *t)
 }
 
 /* The weights of each row: heads that share keys may have their own. */
-static void load_weights(const sdpa_input *in, const sdpa_task *t)
+static void load_feature_weights(const sdpa_input *in, const sdpa_task *t)
 {
     const int64_t group = sdpa_group(in);
-    real *weigh = t->scratch.weigh;
-    for (int64_t g = 0; g < groups_of(in); ++g, weigh += WEIGHTS * ROWS)
+    real *weights = t->scratch.feature_weights;
+    for (int64_t g = 0; g < groups_of(in); ++g, weights += WEIGHTS * ROWS)
         for (int row = 0; row < t->rows.vectors * VL; ++row) {
             const double *v = in->v + (t->rows.kv_head * group + (t->rows.first + row) % group) * in->dim;
             real sum = 0;
             for (int i = 0; i < GROUP; ++i) {
                 const real each = g * GROUP + i < in->dim ? (real)v[g * GROUP + i] : 0;
-                weigh[i * ROWS + row] = -2 * each;
+                weights[i * ROWS + row] = -2 * each;
                 sum += each;
             }
-            weigh[GROUP * ROWS + row] = sum;
+            weights[GROUP * ROWS + row] = sum;
         }
 }
 
 static void begin_additive(const sdpa_input *in, sdpa_task *t)
 {
     begin_rows(in, t);
-    load_weights(in, t);
+    load_feature_weights(in, t);
 }
 
 /* ---- once for each block and bundle of tasks */
@@ -91,7 +91,7 @@ static void begin_additive(const sdpa_input *in, sdpa_task *t)
 /* Y of the keys of the block, in rows of whole groups. */
 static operand exponential_keys(const sdpa_input *in, const sdpa_task *t)
 {
-    const int64_t width = padded(groups_of(in) * GROUP);
+    const int64_t width = whole_vectors(groups_of(in) * GROUP);
     if (must_copy(t, &t->scratch.copied[0]))
         for (int key = 0; key < t->block.count; ++key) {
             int alone = key + 1;
@@ -109,19 +109,19 @@ static operand exponential_keys(const sdpa_input *in, const sdpa_task *t)
 /* ---- for each pair */
 
 /* sum over a group of v tanh, for a vector of rows and a key. */
-static inline ALWAYS_INLINE vf group_of_tanh(const vf *x, const vf *weigh, const real *y)
+static inline ALWAYS_INLINE vf group_of_tanh(const vf *x, const vf *weights, const real *y)
 {
     const vf one = vf_set1(1), largest = vf_set1((real)((uint64_t)1 << LARGEST));
     vf t[GROUP];
     UNROLL_FOR (int i = 0; i < GROUP; ++i) t[i] = vf_min(largest, vf_fma(x[i], vf_set1(y[i]), one)); /* keeps NaN */
-    const vf ab = vf_fma(weigh[0], t[1], vf_mul(weigh[1], t[0])), t01 = vf_mul(t[0], t[1]);
-    const vf cd = vf_fma(weigh[2], t[3], vf_mul(weigh[3], t[2])), t23 = vf_mul(t[2], t[3]);
-    return vf_add(vf_div(vf_fma(ab, t23, vf_mul(cd, t01)), vf_mul(t01, t23)), weigh[GROUP]);
+    const vf ab = vf_fma(weights[0], t[1], vf_mul(weights[1], t[0])), t01 = vf_mul(t[0], t[1]);
+    const vf cd = vf_fma(weights[2], t[3], vf_mul(weights[3], t[2])), t23 = vf_mul(t[2], t[3]);
+    return vf_add(vf_div(vf_fma(ab, t23, vf_mul(cd, t01)), vf_mul(t01, t23)), weights[GROUP]);
 }
 
 /* Scores of a vector of rows for `height` keys.  Many features are summed in parts (see LONGEST_SUM). */
 static inline ALWAYS_INLINE void additive_tile(const int height, int64_t groups, const real *y, ptrdiff_t stride,
-                                               const real *q, const real *weigh, real *s, real *high)
+                                               const real *q, const real *weights, real *s, real *high)
 {
     vf sum[KEYS_OF_TILE], highest = vf_load(high);
     UNROLL_FOR (int i = 0; i < height; ++i) sum[i] = vf_set1(0);
@@ -132,7 +132,7 @@ static inline ALWAYS_INLINE void additive_tile(const int height, int64_t groups,
         for (int64_t g = first; g < end; ++g) {
             vf x[GROUP], w[WEIGHTS];
             UNROLL_FOR (int a = 0; a < GROUP; ++a) x[a] = vf_load(q + (g * GROUP + a) * ROWS);
-            UNROLL_FOR (int a = 0; a < WEIGHTS; ++a) w[a] = vf_load(weigh + (g * WEIGHTS + a) * ROWS);
+            UNROLL_FOR (int a = 0; a < WEIGHTS; ++a) w[a] = vf_load(weights + (g * WEIGHTS + a) * ROWS);
             UNROLL_FOR (int i = 0; i < height; ++i)
                 part[i] = vf_add(part[i], group_of_tanh(x, w, y + i * stride + g * GROUP));
         }
@@ -158,7 +158,7 @@ static inline int any_unsafe(const sdpa_input *in, const char *key_row)
 /* sum of v tanh(x + y) as it stands. */
 static vf plain_tanh(const sdpa_input *in, const sdpa_task *t, int v, const char *key_row)
 {
-    const real *weigh = (const real *)t->scratch.weigh + v * VL;
+    const real *weights = (const real *)t->scratch.feature_weights + v * VL;
     vf sum = vf_set1(0), x[VL];
     for (int64_t first = 0; first < in->dim; first += VL) {
         const int count = in->dim - first < VL ? (int)(in->dim - first) : VL;
@@ -166,7 +166,7 @@ static vf plain_tanh(const sdpa_input *in, const sdpa_task *t, int v, const char
         for (int i = 0; i < count; ++i) {
             const int64_t a = first + i;
             const vf y = vf_set1(read_one(key_row + a * in->key.column, in->key.dtype));
-            sum = vf_fma(vf_load(weigh + (a / GROUP * WEIGHTS + a % GROUP) * ROWS), vf_tanh(vf_add(x[i], y)), sum);
+            sum = vf_fma(vf_load(weights + (a / GROUP * WEIGHTS + a % GROUP) * ROWS), vf_tanh(vf_add(x[i], y)), sum);
         }
     }
     return vf_mul(vf_set1((real)-0.5), sum);
@@ -195,12 +195,13 @@ static void additive_products(const sdpa_input *in, const sdpa_task *t, sdpa_seg
     const ptrdiff_t stride = keys.stride / (ptrdiff_t)sizeof(real);
     const real *y = (const real *)keys.at;
     for (int v = g.first_vector; v < g.end_vector; ++v) {
-        const real *q = (const real *)t->scratch.q + v * VL, *weigh = (const real *)t->scratch.weigh + v * VL;
+        const real *q = (const real *)t->scratch.q + v * VL,
+                   *weights = (const real *)t->scratch.feature_weights + v * VL;
         real *high = (real *)t->scratch.high + v * VL;
         const vf before = vf_load(high);
         int key = g.begin;
 #define TILE_OF(height)                                                                                                \
-    additive_tile(height, groups_of(in), y + key * stride, stride, q, weigh, scores_at(t, key, v), high)
+    additive_tile(height, groups_of(in), y + key * stride, stride, q, weights, scores_at(t, key, v), high)
         for (; key + KEYS_OF_TILE <= g.end; key += KEYS_OF_TILE) TILE_OF(KEYS_OF_TILE);
         for (; key < g.end; ++key) TILE_OF(1);
 #undef TILE_OF

@@ -30,7 +30,7 @@ static operand part_of_values(const sdpa_input *in, sdpa_task *t, int marks)
     const vf zero = vf_set1(0);
     vf poison = zero;
     real *copy = t->scratch.value_copy;
-    for (int64_t i = 0; i < t->block.count * padded(in->value_dim); i += VL) {
+    for (int64_t i = 0; i < t->block.count * whole_vectors(in->value_dim); i += VL) {
         const vf x = vf_load(copy + i);
         poison = vf_fma(x, zero, poison);
         vf_store(copy + i, marks ? vf_select(is_finite(x), zero, mark_of(x)) : vf_select(is_finite(x), x, zero));
@@ -63,7 +63,7 @@ static operand part_of_values(const sdpa_input *in, sdpa_task *t, int marks)
     const operand values = copy_values(in, t);
     char *copy = t->scratch.value_copy;
     if (!(t->scratch.odd_values & NOT_FINITE)) return values;
-    for (int64_t i = 0; i < (t->block.count + 1) / 2 * padded_values(in->value_dim) * 2; ++i) {
+    for (int64_t i = 0; i < (t->block.count + 1) / 2 * interleaved_width(in->value_dim) * 2; ++i) {
         const uint16_t bits = read_bits(copy + 2 * i), odd = (bits & 0x7fff) >= INFINITE ? 0xffff : 0;
         write_bits(copy + 2 * i, marks ? mark_of(bits) & odd : bits & (uint16_t)~odd);
     }
@@ -96,7 +96,7 @@ static void find_visible(const sdpa_input *in, const sdpa_task *t)
     memset(t->scratch.visible, 0, (size_t)t->block.count * ROWS * sizeof(real));
     for (int v = 0; v < t->rows.vectors; ++v)
         shape(in, t, t->scratch.visible, v, t->block.of_vector[v].begin, t->block.of_vector[v].end,
-              steps_of(in, t) & (BIAS | MASK | CUT));
+              changes_of(in, t) & (BIAS | MASK | CUT));
 }
 
 /* ---- what was seen of it */

@@ -230,7 +230,7 @@ static void choose_places(const sdpa_input *in, sdpa_task *t)
 static void load_queries(const sdpa_input *in, sdpa_task *t)
 {
     for (int row = 0; row < t->rows.count; ++row)
-        read_row(t->rows.query[row], &in->query, in->dim, (real *)t->scratch.q + row * padded(in->dim));
+        read_row(t->rows.query[row], &in->query, in->dim, (real *)t->scratch.q + row * whole_vectors(in->dim));
     choose_places(in, t);
 }
 
@@ -238,7 +238,7 @@ static inline ALWAYS_INLINE void score_keys(const int dtype, const int far, cons
                                             const sdpa_task *t, sdpa_segment g, const source *keys)
 {
     const real *q = t->scratch.q;
-    const int64_t dim = padded(in->dim);
+    const int64_t dim = whole_vectors(in->dim);
     for (int key = g.begin, end; key < g.end; key = end) {
         end = g.end - key < KEYS_IN_CACHE ? g.end : key + KEYS_IN_CACHE;
         const row_run run = run_of(in, t, keys, key, &end, dtype, far);
@@ -293,8 +293,8 @@ static void score_products(const sdpa_input *in, const sdpa_task *t, sdpa_segmen
 
 /* s = exp(s - from) for `count` scores.  The sum of a row is that of VL sums, each over every VL-th key, whatever
  * `places` is: so its bits do not depend on the number of rows.  part[key % VL][places] are these sums. */
-static inline ALWAYS_INLINE void weigh_vectors(const int places, real *s, int count, vf from, vf factors, vf floor,
-                                               real *part)
+static inline ALWAYS_INLINE void exponentiate_vectors(const int places, real *s, int count, vf from, vf factors,
+                                                      vf floor, real *part)
 {
     enum { AT_ONCE = 4 };
     const int round = places > AT_ONCE ? places : AT_ONCE;
@@ -325,7 +325,7 @@ static inline ALWAYS_INLINE void weigh_vectors(const int places, real *s, int co
 }
 
 /* s = exp(s - from); returns the sums of the rows. */
-static inline vf weigh_scores(const sdpa_task *t, int v, vf from, vf factors, vf floor, vf *kept)
+static inline vf exponentiate_scores(const sdpa_task *t, int v, vf from, vf factors, vf floor, vf *kept)
 {
     const sdpa_segment keys = t->block.of_vector[0];
     const int count = (keys.end - keys.begin) * t->scratch.places;
@@ -335,11 +335,11 @@ static inline vf weigh_scores(const sdpa_task *t, int v, vf from, vf factors, vf
     for (int i = t->scratch.places; i < VL; ++i) lane[i] = lane[i - t->scratch.places];
     from = vf_load(lane);
     switch (t->scratch.places) {
-    case 1: weigh_vectors(1, s, count, from, factors, floor, part); break;
-    case 2: weigh_vectors(2, s, count, from, factors, floor, part); break;
-    case 4: weigh_vectors(VL < 4 ? VL : 4, s, count, from, factors, floor, part); break;
-    case 8: weigh_vectors(VL < 8 ? VL : 8, s, count, from, factors, floor, part); break;
-    default: weigh_vectors(VL, s, count, from, factors, floor, part);
+    case 1: exponentiate_vectors(1, s, count, from, factors, floor, part); break;
+    case 2: exponentiate_vectors(2, s, count, from, factors, floor, part); break;
+    case 4: exponentiate_vectors(VL < 4 ? VL : 4, s, count, from, factors, floor, part); break;
+    case 8: exponentiate_vectors(VL < 8 ? VL : 8, s, count, from, factors, floor, part); break;
+    default: exponentiate_vectors(VL, s, count, from, factors, floor, part);
     }
     return vf_load(part);
 }
@@ -357,9 +357,9 @@ static void lower_weights(const sdpa_task *t)
 
 /* sum[row][features] += s[key][row] * V[key][features] for the keys of a run and `width` vectors of features from `e`
  * on. */
-static inline ALWAYS_INLINE void weigh_tile(const int rows, const int width, const int dtype, const int far, int keys,
-                                            row_run run, int64_t e, const real *s, int places, real *sums,
-                                            ptrdiff_t stride)
+static inline ALWAYS_INLINE void output_tile(const int rows, const int width, const int dtype, const int far, int keys,
+                                             row_run run, int64_t e, const real *s, int places, real *sums,
+                                             ptrdiff_t stride)
 {
     vf sum[4][8];
     UNROLL_FOR (int row = 0; row < rows; ++row)
@@ -380,29 +380,29 @@ static inline ALWAYS_INLINE void weigh_tile(const int rows, const int width, con
 /* Sums of a tile: so many that loads of values and additions overlap, and that registers suffice. */
 enum { FEW_SUMS = TILE >= 24 ? 16 : TILE >= 12 ? 8 : 4 };
 
-static inline ALWAYS_INLINE void weigh_tiles(const int rows, const int dtype, const int far, int keys, row_run run,
-                                             int64_t end, const real *s, int places, real *sums)
+static inline ALWAYS_INLINE void output_tiles(const int rows, const int dtype, const int far, int keys, row_run run,
+                                              int64_t end, const real *s, int places, real *sums)
 {
     const int width = FEW_SUMS / rows < 8 ? FEW_SUMS / rows : 8;
     int64_t e = 0;
     for (; e + width * VL <= end; e += width * VL)
-        weigh_tile(rows, width, dtype, far, keys, run, e, s, places, sums, end);
-    for (; e < end; e += VL) weigh_tile(rows, 1, dtype, far, keys, run, e, s, places, sums, end);
+        output_tile(rows, width, dtype, far, keys, run, e, s, places, sums, end);
+    for (; e < end; e += VL) output_tile(rows, 1, dtype, far, keys, run, e, s, places, sums, end);
 }
 
-static inline ALWAYS_INLINE void weigh_rows(const int dtype, const int far, const sdpa_input *in, const sdpa_task *t,
-                                            const source *values, const real *weights, real *sums)
+static inline ALWAYS_INLINE void output_rows(const int dtype, const int far, const sdpa_input *in, const sdpa_task *t,
+                                             const source *values, const real *weights, real *sums)
 {
     const sdpa_segment g = t->block.segment[0]; /* there is one vector of rows, hence one segment */
-    const int64_t width = padded(in->value_dim);
+    const int64_t width = whole_vectors(in->value_dim);
     for (int key = g.begin, end; key < g.end; key = end) {
         end = g.end - key < VALUES_IN_CACHE ? g.end : key + VALUES_IN_CACHE;
         const row_run run = run_of(in, t, values, key, &end, dtype, far);
         const real *s = weights + score_index(t, key, 0);
-#define WEIGH_TILES(rows, first)                                                                                       \
-    weigh_tiles(rows, dtype, far, end - key, run, width, s + (first), t->scratch.places, sums + (first) * width)
-        FOR_ROWS(t->rows.count, WEIGH_TILES);
-#undef WEIGH_TILES
+#define OUTPUT_TILES(rows, first)                                                                                      \
+    output_tiles(rows, dtype, far, end - key, run, width, s + (first), t->scratch.places, sums + (first) * width)
+        FOR_ROWS(t->rows.count, OUTPUT_TILES);
+#undef OUTPUT_TILES
     }
 }
 
@@ -410,13 +410,13 @@ static inline ALWAYS_INLINE void weigh_rows(const int dtype, const int far, cons
 static void output_block(const sdpa_input *in, const sdpa_task *t, operand values, const real *s, real *o,
                          const real *shrink)
 {
-    const int64_t width = padded(in->value_dim);
+    const int64_t width = whole_vectors(in->value_dim);
     real *sums = shrink ? t->scratch.block_o : o;
     memset(sums, 0, (size_t)(t->rows.count * width) * sizeof(real));
     const source from = source_of_values(in, t, values);
-#define WEIGH_ROWS(dtype, far) weigh_rows(dtype, far, in, t, &from, s, sums)
-    WITH_DTYPE(values.dtype, how_far(t, &from), WEIGH_ROWS);
-#undef WEIGH_ROWS
+#define OUTPUT_ROWS(dtype, far) output_rows(dtype, far, in, t, &from, s, sums)
+    WITH_DTYPE(values.dtype, how_far(t, &from), OUTPUT_ROWS);
+#undef OUTPUT_ROWS
     for (int row = 0; shrink && row < t->rows.count; ++row)
         for (int64_t e = row * width; e < (row + 1) * width; e += VL)
             vf_store(o + e, vf_fma(vf_load(o + e), vf_set1(shrink[row]), vf_load(sums + e)));
@@ -425,7 +425,7 @@ static void output_block(const sdpa_input *in, const sdpa_task *t, operand value
 /* The vectors of o, one after the other: where they lie, and what belongs to their rows. */
 static inline int64_t output_vectors(const sdpa_input *in, const sdpa_task *t)
 {
-    return t->rows.count * padded(in->value_dim) / VL;
+    return t->rows.count * whole_vectors(in->value_dim) / VL;
 }
 static inline ptrdiff_t output_offset(const sdpa_input *in, const sdpa_task *t, int64_t i)
 {
@@ -435,12 +435,12 @@ static inline ptrdiff_t output_offset(const sdpa_input *in, const sdpa_task *t, 
 static inline vf of_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, const real *per_row)
 {
     (void)t;
-    return vf_set1(per_row[i * VL / padded(in->value_dim)]);
+    return vf_set1(per_row[i * VL / whole_vectors(in->value_dim)]);
 }
 static inline void add_to_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, vf x, real *per_row)
 {
     (void)t;
-    real lane[VL], *to = per_row + i * VL / padded(in->value_dim);
+    real lane[VL], *to = per_row + i * VL / whole_vectors(in->value_dim);
     vf_store(lane, x);
     for (int j = 0; j < VL; ++j) *to += lane[j];
 }
@@ -449,7 +449,7 @@ static inline void add_to_rows(const sdpa_input *in, const sdpa_task *t, int64_t
 static int finite_sums(const sdpa_task *t, int64_t width)
 {
     enum { CHAINS = 4 }; /* one would wait for each fma */
-    const int64_t end = t->scratch.started ? t->rows.count * padded(width) : 0;
+    const int64_t end = t->scratch.started ? t->rows.count * whole_vectors(width) : 0;
     const real *o = t->scratch.o;
     vf poison[CHAINS];
     int64_t i = 0;
@@ -471,7 +471,7 @@ static void store_output(const sdpa_input *in, const sdpa_task *t)
         for (int64_t e = 0; e < in->value_dim; e += VL) {
             const int count = in->value_dim - e < VL ? (int)(in->value_dim - e) : VL;
             write_chunk(t->rows.out[row] + e * out->column, out->column, count, out,
-                        vf_mul(vf_load((real *)t->scratch.o + row * padded(in->value_dim) + e), factor));
+                        vf_mul(vf_load((real *)t->scratch.o + row * whole_vectors(in->value_dim) + e), factor));
         }
     }
 }

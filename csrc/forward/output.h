@@ -1,25 +1,5 @@
 /* Sums of weight * value, and results. */
 
-/* Sums that overflowed are formed anew from the highest score on, by weights that are divided by `lift`. */
-static void begin(const sdpa_input *in, sdpa_task *t)
-{
-    load_queries(in, t);
-#if ADDITIVE
-    if (in->v) begin_additive(in, t);
-#endif
-    real *max = t->scratch.max, *sum = t->scratch.sum, *kept = t->scratch.kept, *lift = t->scratch.lift;
-    const vf one = vf_set1(1), zero = vf_set1(0), lowest_max = vf_set1(-(real)INFINITY);
-    for (int row = 0; row < t->rows.vectors * VL; row += VL) {
-        if (!t->scratch.lifted) vf_store(lift + row, one);
-        const vf first = t->scratch.lifted ? vf_load(max + row) : lowest_max;
-        vf_store(max + row, vf_select(vf_eq(vf_load(lift + row), one), lowest_max, first));
-        vf_store(sum + row, zero);
-        vf_store(kept + row, zero);
-    }
-    t->scratch.started = 0;
-    t->scratch.poisonous = 0;
-}
-
 #if PAIRS
 /* The values that the products of pairs took for 0 (see pairs.h): the same product, of multiples of them. */
 static void add_small_values(const sdpa_input *in, const sdpa_task *t)
@@ -49,7 +29,7 @@ static void accumulate(const sdpa_input *in, sdpa_task *t) { add_values(in, t, r
 /* Nothing was seen: the sums are 0. */
 static void start(const sdpa_input *in, sdpa_task *t)
 {
-    if (!t->scratch.started) memset(t->scratch.o, 0, (size_t)padded(in->value_dim) * ROWS * sizeof(real));
+    if (!t->scratch.started) memset(t->scratch.o, 0, (size_t)whole_vectors(in->value_dim) * ROWS * sizeof(real));
     t->scratch.started = 1;
 }
 

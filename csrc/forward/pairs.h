@@ -121,7 +121,7 @@ static int pairs_in_place(const sdpa_array *array, const char *at, int64_t width
 static void copy_pairs(const sdpa_input *in, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
                        int64_t width, char *copy)
 {
-    for (int row = 0; row < t->block.count; ++row, copy += padded(steps(width)) * 4) {
+    for (int row = 0; row < t->block.count; ++row, copy += whole_vectors(steps(width)) * 4) {
         int end = row + 1;
         copy_pair_row(row_address(in, array, rows_at, t, row, &end), array, width, copy);
     }
@@ -135,7 +135,7 @@ static operand read_rows_across(const sdpa_input *in, const sdpa_task *t, const 
     const char *at = row_address(in, array, rows_at, t, 0, &end);
     if (end == t->block.count && pairs_in_place(array, at, width)) return (operand){at, array->row, SDPA_BFLOAT16};
     if (must_copy(t, copied)) copy_pairs(in, t, array, rows_at, width, copy);
-    return (operand){copy, padded(steps(width)) * 4, SDPA_BFLOAT16};
+    return (operand){copy, whole_vectors(steps(width)) * 4, SDPA_BFLOAT16};
 }
 static operand read_keys(const sdpa_input *in, const sdpa_task *t)
 {
@@ -151,7 +151,7 @@ static inline int64_t copied_keys(const sdpa_input *in)
 /* Behind the copies of keys, which take no more than half of their room; nowhere where there are none. */
 static operand denormal_keys(const sdpa_input *in, const sdpa_task *t, operand keys)
 {
-    const int64_t stride = padded(steps(in->dim)) * 4;
+    const int64_t stride = whole_vectors(steps(in->dim)) * 4;
     char *copy = (char *)t->scratch.key_copy + copied_keys(in) * stride;
     int any = 0;
     for (int key = 0; key < t->block.count; ++key)
@@ -165,7 +165,7 @@ static operand read_linear(const sdpa_linear *l, int64_t row, int rows, real *co
 {
     const char *at = l->x.data + row * l->x.row;
     if (pairs_in_place(&l->x, at, l->ins)) return (operand){at, l->x.row, SDPA_BFLOAT16};
-    const int64_t size = padded(steps(l->ins));
+    const int64_t size = whole_vectors(steps(l->ins));
     for (int i = 0; i < rows && !copied; ++i)
         copy_pair_row(at + i * l->x.row, &l->x, l->ins, (char *)(copy + i * size));
     return (operand){(const char *)copy, size * 4, SDPA_BFLOAT16};
@@ -179,12 +179,12 @@ static inline void pack_one(const char *at, int dtype, real *to, int64_t half)
 /* ---- V */
 
 /* The copy is written 2 VL pairs at a time. */
-static inline int64_t padded_values(int64_t value_dim) { return (value_dim + 2 * VL - 1) / (2 * VL) * (2 * VL); }
+static inline int64_t interleaved_width(int64_t value_dim) { return (value_dim + 2 * VL - 1) / (2 * VL) * (2 * VL); }
 
 /* Where the copy keeps one value. */
 static inline char *value_slot(const sdpa_input *in, const sdpa_task *t, int key, int64_t feature)
 {
-    return (char *)((real *)t->scratch.value_copy + key / 2 * padded_values(in->value_dim) + feature) + key % 2 * 2;
+    return (char *)((real *)t->scratch.value_copy + key / 2 * interleaved_width(in->value_dim) + feature) + key % 2 * 2;
 }
 
 static inline int is_small_value(uint16_t bits) { return (bits & 0x7fff) && (bits & 0x7fff) < SMALL_VALUE; }
@@ -203,7 +203,7 @@ static int interleave_values(const sdpa_input *in, const sdpa_task *t)
     const sdpa_array *value = &in->value;
     real *copy = t->scratch.value_copy;
     halves distance = halves_zero(), size = halves_zero();
-    for (int key = 0; key < t->block.count; key += 2, copy += padded_values(in->value_dim)) {
+    for (int key = 0; key < t->block.count; key += 2, copy += interleaved_width(in->value_dim)) {
         int end = key + 2 < t->block.count ? key + 2 : t->block.count, alone = end; /* pages are not asked for more */
         const char *first = value_address(in, t, key, &end), *second = first + value->row;
         if (end < key + 2 && key + 1 < t->block.count) second = value_address(in, t, key + 1, &alone);
@@ -227,7 +227,7 @@ static int interleave_values(const sdpa_input *in, const sdpa_task *t)
  * numbers of them, also of their products with weights; 0 for all others. */
 static operand small_values(const sdpa_input *in, const sdpa_task *t)
 {
-    const int64_t stride = padded_values(in->value_dim) * 4;
+    const int64_t stride = interleaved_width(in->value_dim) * 4;
     return (operand){(const char *)t->scratch.value_copy + copied_keys(in) / 2 * stride, stride, SDPA_BFLOAT16};
 }
 
@@ -245,7 +245,7 @@ static inline uint16_t enlarged(uint16_t bits)
 static void part_small_values(const sdpa_input *in, const sdpa_task *t)
 {
     char *copy = t->scratch.value_copy, *small = (char *)small_values(in, t).at;
-    for (int64_t i = 0; i < (t->block.count + 1) / 2 * padded_values(in->value_dim) * 2; ++i) {
+    for (int64_t i = 0; i < (t->block.count + 1) / 2 * interleaved_width(in->value_dim) * 2; ++i) {
         const uint16_t bits = read_bits(copy + 2 * i), is_small = is_small_value(bits) ? 0xffff : 0;
         write_bits(small + 2 * i, enlarged(bits) & is_small);
         write_bits(copy + 2 * i, bits & (uint16_t)~is_small);
@@ -266,7 +266,7 @@ static operand copy_values(const sdpa_input *in, sdpa_task *t)
         if (copied->odd & SMALL) part_small_values(in, t);
     }
     t->scratch.odd_values = copied->odd;
-    return (operand){t->scratch.value_copy, padded_values(in->value_dim) * 4, SDPA_BFLOAT16};
+    return (operand){t->scratch.value_copy, interleaved_width(in->value_dim) * 4, SDPA_BFLOAT16};
 }
 static operand read_values(const sdpa_input *in, sdpa_task *t) { return copy_values(in, t); }
 

@@ -309,8 +309,8 @@ static inline ALWAYS_INLINE void output_tiles(const int vectors, int64_t width, 
 }
 
 /* o[feature][rows] = o * shrink + values^T s, for values of `width` features; `shrink` NULL: o is taken as 0. */
-static void weigh_block(const sdpa_task *t, operand values, int64_t width, const real *s, real *o, const real *shrink,
-                        agenda *soon)
+static void weighted_sums(const sdpa_task *t, operand values, int64_t width, const real *s, real *o, const real *shrink,
+                          agenda *soon)
 {
     const ptrdiff_t stride = values.stride / (ptrdiff_t)sizeof(real);
 #define OUTPUT_TILES(vectors) output_tiles(vectors, width, t, s, (const real *)values.at, stride, o, shrink, soon)
@@ -325,7 +325,7 @@ static void output_block(const sdpa_input *in, const sdpa_task *t, operand value
     const int next = t->block.count + BLOCK_KEYS;
     add_pending_keys(in, t, &in->key, t->rows.keys_at, in->dim, t->block.count, next, in->value_dim, t->rows.vectors,
                      &soon);
-    weigh_block(t, values, in->value_dim, s, o, shrink, &soon);
+    weighted_sums(t, values, in->value_dim, s, o, shrink, &soon);
 }
 
 static inline ALWAYS_INLINE int all_finite(const int vectors, const real *o, int64_t width)

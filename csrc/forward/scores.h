@@ -15,7 +15,7 @@ static inline real exponent_factor(const sdpa_input *in)
 /* What is done to products, in this order. */
 enum { SCALE = 1, CAP = 2, ALIBI = 4, BIAS = 8, MASK = 16, CUT = 32 };
 
-static inline int steps_of(const sdpa_input *in, const sdpa_task *t)
+static inline int changes_of(const sdpa_input *in, const sdpa_task *t)
 {
     return (scale_in_exponent(in) ? 0 : SCALE) | (in->softcap != 0 ? CAP : 0) | (in->alibi_slopes ? ALIBI : 0) |
            (in->bias.data ? BIAS : 0) | (t->block.masked ? MASK : 0) | (t->block.cut ? CUT : 0);
@@ -33,19 +33,19 @@ static inline int64_t head_index(const sdpa_input *in, const sdpa_rows *of, int 
     return of->batch * in->heads + of->kv_head * sdpa_group(in) + (of->first + row) % sdpa_group(in);
 }
 
-static row_constants constants_of(const sdpa_input *in, const sdpa_task *t, int v, int steps)
+static row_constants constants_of(const sdpa_input *in, const sdpa_task *t, int v, int changes)
 {
     const double offset = in->q_offset ? (double)in->q_offset[t->rows.batch] : (double)(t->rows.kv_len - t->rows.q_len);
     real slope[VL] = {0}, position[VL] = {0}, first[VL] = {0}, last[VL] = {0};
     for (int i = 0; i < VL; ++i) {
-        const int padded = v * VL + i, row = padded < t->rows.count ? padded : t->rows.count - 1;
-        if (steps & ALIBI) {
+        const int lane = v * VL + i, row = lane < t->rows.count ? lane : t->rows.count - 1;
+        if (changes & ALIBI) {
             slope[i] = (real)in->alibi_slopes[head_index(in, &t->rows, row)];
             position[i] = (real)(offset + (double)((t->rows.first + row) / sdpa_group(in) - t->block.first));
         }
-        if (steps & CUT) {
-            first[i] = (real)t->block.sees[padded].begin; /* small whole numbers: exact */
-            last[i] = (real)(t->block.sees[padded].end - 1);
+        if (changes & CUT) {
+            first[i] = (real)t->block.sees[lane].begin; /* small whole numbers: exact */
+            last[i] = (real)(t->block.sees[lane].end - 1);
         }
     }
     return (row_constants){vf_load(slope), vf_load(position), vf_load(first), vf_load(last)};
@@ -67,15 +67,15 @@ static inline vf capped(const sdpa_task *t, int key, int v, vf s, vf cap)
     return vf_mul(cap, part);
 }
 
-/* Takes `scores`, for the keys begin..end of the block and the rows of vector v, through `steps`, VL keys at a time, in
- * registers, and raises `high` to the largest.  Bias and mask lie as [row][key], so VL x VL tiles of them are transposed
- * on the way. */
+/* Takes `scores`, for the keys begin..end of the block and the rows of vector v, through `changes`, VL keys at a time,
+ * in registers, and raises `high` to the largest.  Bias and mask lie as [row][key], so VL x VL tiles of them are
+ * transposed on the way. */
 static inline ALWAYS_INLINE void shape_by(const sdpa_input *in, const sdpa_task *t, real *scores, int v, int begin,
-                                          int end, const int steps)
+                                          int end, const int changes)
 {
     const vf hidden = vf_set1(-(real)INFINITY), scale = vf_set1(narrowed(in->scale));
     const vf cap = vf_set1(in->softcap > REAL_MIN ? narrowed(in->softcap) : REAL_MIN);
-    const row_constants row = constants_of(in, t, v, steps);
+    const row_constants row = constants_of(in, t, v, changes);
     vf high[2] = {vf_load((real *)t->scratch.high + v * VL), hidden}; /* two chains: one would wait for each maximum */
     for (int key = begin; key < end; key += VL) {
         const int count = end - key < VL ? end - key : VL;
@@ -85,22 +85,22 @@ static inline ALWAYS_INLINE void shape_by(const sdpa_input *in, const sdpa_task 
         const int reaches = SDPA_FEW_ROWS && t->scratch.places < VL;
         const vf behind = reaches ? vf_load(scores + score_index(t, key + count, v)) : hidden;
         UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = i < count ? vf_load(scores + score_index(t, key + i, v)) : hidden;
-        if (steps & SCALE)
+        if (changes & SCALE)
             UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = vf_mul(s[i], scale);
-        if (steps & CAP)
+        if (changes & CAP)
             for (int i = 0; i < count; ++i) s[i] = capped(t, key + i, v, s[i], cap);
-        if (steps & ALIBI)
+        if (changes & ALIBI)
             UNROLL_FOR (int i = 0; i < VL; ++i)
                 s[i] = vf_fnma(row.slope, vf_abs(vf_sub(row.position, vf_set1((real)(key + i)))), s[i]);
-        if (steps & BIAS) {
+        if (changes & BIAS) {
             read_transposed(tile, t->rows.bias + v * VL, (t->block.first + key) * in->bias.column, count, &in->bias);
             UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = add_bias(s[i], tile[i]);
         }
-        if (steps & MASK) {
+        if (changes & MASK) {
             read_mask(seen, t->rows.mask + v * VL, (t->block.first + key) * in->mask.column, count, &in->mask);
             UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = vf_select(seen[i], s[i], hidden);
         }
-        if (steps & CUT)
+        if (changes & CUT)
             UNROLL_FOR (int i = 0; i < VL; ++i) {
                 const vf here = vf_set1((real)(key + i));
                 s[i] = vf_select(vf_lt(here, row.first), hidden, vf_select(vf_lt(row.last, here), hidden, s[i]));
@@ -116,15 +116,15 @@ static inline ALWAYS_INLINE void shape_by(const sdpa_input *in, const sdpa_task 
     vf_store((real *)t->scratch.high + v * VL, vf_max(high[0], high[1]));
 }
 
-/* Common combinations get a loop of their own, in which the scores stay in registers from step to step. */
-static void shape(const sdpa_input *in, const sdpa_task *t, real *scores, int v, int begin, int end, int steps)
+/* Common combinations get a loop of their own, in which the scores stay in registers from one to the next. */
+static void shape(const sdpa_input *in, const sdpa_task *t, real *scores, int v, int begin, int end, int changes)
 {
-    switch (steps) {
+    switch (changes) {
     case CUT: shape_by(in, t, scores, v, begin, end, CUT); break;
     case MASK: shape_by(in, t, scores, v, begin, end, MASK); break;
     case SCALE | BIAS: shape_by(in, t, scores, v, begin, end, SCALE | BIAS); break;
     case SCALE | ALIBI: shape_by(in, t, scores, v, begin, end, SCALE | ALIBI); break;
-    default: shape_by(in, t, scores, v, begin, end, steps);
+    default: shape_by(in, t, scores, v, begin, end, changes);
     }
 }
 
@@ -185,16 +185,16 @@ static void match_keys(const sdpa_input *in, const sdpa_task *t, sdpa_segment g,
  * geometry shows, or everywhere) it is found again. */
 static void score_segment(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
-    const int steps = steps_of(in, t);
+    const int changes = changes_of(in, t);
     real *high = t->scratch.high, before[ROWS];
     memcpy(before, high, sizeof before);
     match_keys(in, t, g, keys);
 #if PAIRS
     if (t->scratch.odd_rows) score_odd_rows(in, t, g, keys, before);
 #endif
-    for (int v = g.first_vector; steps && v < g.end_vector; ++v) {
+    for (int v = g.first_vector; changes && v < g.end_vector; ++v) {
         const int whole = t->block.cut && t->block.whole[v].begin <= g.begin && g.end <= t->block.whole[v].end;
-        const int left = whole ? steps & ~CUT : steps;
+        const int left = whole ? changes & ~CUT : changes;
         if (!left) continue;
         vf_store(high + v * VL, vf_load(before + v * VL));
         shape(in, t, t->scratch.s, v, g.begin, g.end, left);

@@ -2,7 +2,7 @@
 #ifndef SDPA_SCRATCH_H
 #define SDPA_SCRATCH_H
 
-static inline int64_t padded(int64_t width) { return (width + VL - 1) / VL * VL; }
+static inline int64_t whole_vectors(int64_t width) { return (width + VL - 1) / VL * VL; }
 
 /* Scores lie as s[key][rows]; of few rows without gaps between those of one key and the next. */
 static inline ptrdiff_t score_index(const sdpa_task *t, int key, int v)

@@ -52,7 +52,7 @@ static void copy_block(const sdpa_input *in, const sdpa_task *t, const sdpa_arra
     for (int key = 0; key < t->block.count;) {
         int end = t->block.count;
         const char *at = row_address(in, array, rows_at, t, key, &end);
-        for (; key < end; ++key, at += array->row, copy += padded(width)) {
+        for (; key < end; ++key, at += array->row, copy += whole_vectors(width)) {
             copy_row(at, array, width, copy);
             int alone = key + 1;
             if (scale->data) multiply_row(in, scale, row_address(in, scale, scales_at, t, key, &alone), width, copy);
@@ -62,7 +62,7 @@ static void copy_block(const sdpa_input *in, const sdpa_task *t, const sdpa_arra
 
 static inline operand copied_rows(const real *copy, int64_t width)
 {
-    return (operand){(const char *)copy, padded(width) * (ptrdiff_t)sizeof(real), REAL_DTYPE};
+    return (operand){(const char *)copy, whole_vectors(width) * (ptrdiff_t)sizeof(real), REAL_DTYPE};
 }
 
 /* The rows of the block where they lie: in pages, unless those and what comes ahead follow each other in memory. */
@@ -128,7 +128,8 @@ static operand read_linear(const sdpa_linear *l, int64_t row, int rows, real *co
 {
     const char *at = l->x.data + row * l->x.row;
     if (l->x.dtype == REAL_DTYPE && is_adjacent(&l->x, at)) return (operand){at, l->x.row, REAL_DTYPE};
-    for (int i = 0; i < rows && !copied; ++i) copy_row(at + i * l->x.row, &l->x, l->ins, copy + i * padded(l->ins));
+    for (int i = 0; i < rows && !copied; ++i)
+        copy_row(at + i * l->x.row, &l->x, l->ins, copy + i * whole_vectors(l->ins));
     return copied_rows(copy, l->ins);
 }
 static inline void pack_one(const char *at, int dtype, real *to, int64_t half)

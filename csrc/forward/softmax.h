@@ -1,4 +1,4 @@
-/* The online log-sum-exp step, with rows in lanes: no horizontal operation anywhere.
+/* The online log-sum-exp, block by block, with rows in lanes: no horizontal operation anywhere.
  *
  * max, sum and o describe the keys seen so far: sum = sum of exp(s - max), o = sum of exp(s - max) * V.  A new block
  * raises max, and `shrink` = exp(old max - new max) brings what was summed before to the new one.  A block that a row
@@ -10,9 +10,30 @@
 /* -inf (nothing seen yet) must not be subtracted from -inf: that would be NaN. */
 static inline vf subtractable(vf max) { return vf_select(vf_eq(max, vf_set1(-(real)INFINITY)), vf_set1(0), max); }
 
+/* Queries to q, and nothing seen yet.  Sums that overflowed are formed anew from the highest score on, by weights that
+ * are divided by `lift`. */
+static void begin_forward(const sdpa_input *in, sdpa_task *t)
+{
+    load_queries(in, t);
+#if ADDITIVE
+    if (in->v) begin_additive(in, t);
+#endif
+    real *max = t->scratch.max, *sum = t->scratch.sum, *kept = t->scratch.kept, *lift = t->scratch.lift;
+    const vf one = vf_set1(1), zero = vf_set1(0), lowest_max = vf_set1(-(real)INFINITY);
+    for (int row = 0; row < t->rows.vectors * VL; row += VL) {
+        if (!t->scratch.lifted) vf_store(lift + row, one);
+        const vf first = t->scratch.lifted ? vf_load(max + row) : lowest_max;
+        vf_store(max + row, vf_select(vf_eq(vf_load(lift + row), one), lowest_max, first));
+        vf_store(sum + row, zero);
+        vf_store(kept + row, zero);
+    }
+    t->scratch.started = 0;
+    t->scratch.poisonous = 0;
+}
+
 #if !SDPA_FEW_ROWS
 /* s = exp(s - from) for the keys of vector v; returns their sum.  (Few rows: see few.h.) */
-static inline ALWAYS_INLINE vf weigh_scores(const sdpa_task *t, int v, vf from, vf factors, vf floor, vf *kept)
+static inline ALWAYS_INLINE vf exponentiate_scores(const sdpa_task *t, int v, vf from, vf factors, vf floor, vf *kept)
 {
     const sdpa_segment keys = t->block.of_vector[v];
     vf sum = vf_set1(0);
@@ -37,7 +58,7 @@ static inline ALWAYS_INLINE vf weigh_scores(const sdpa_task *t, int v, vf from, 
 }
 #endif
 
-static void softmax_step(const sdpa_input *in, sdpa_task *t)
+static void softmax_block(const sdpa_input *in, sdpa_task *t)
 {
     const real factor = exponent_factor(in);
     const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
@@ -48,7 +69,7 @@ static void softmax_step(const sdpa_input *in, sdpa_task *t)
                  from = subtractable(new_max);
         const vf shrink = vf_exp(vf_sub(old_max, from), factors, floor);
         vf kept = vf_set1(0);
-        const vf sum = weigh_scores(t, v, from, factors, floor, &kept);
+        const vf sum = exponentiate_scores(t, v, from, factors, floor, &kept);
         vf_store(max_at, new_max);
         vf_store(sum_at, vf_fma(vf_load(sum_at), shrink, sum));
         if (PAIRS) vf_store(kept_at, vf_fma(vf_load(kept_at), shrink, kept));
@@ -130,7 +151,7 @@ static void join(const sdpa_input *in, const sdpa_task *t, const sdpa_task *part
     vf_store(of_own, vf_mul(shrink, vf_div(lift, larger)));
     vf_store(of_part, vf_mul(share, vf_div(other_lift, larger)));
     vf_store(lifts, larger);
-    const int64_t width = padded(in->value_dim);
+    const int64_t width = whole_vectors(in->value_dim);
     for (int row = 0; row < t->rows.count; ++row) {
         real *o = (real *)t->scratch.o + row * width;
         const real *added = (const real *)part->scratch.o + row * width;

@@ -133,9 +133,9 @@ static inline ALWAYS_INLINE void put(char *at, const int dtype, real x)
         memcpy(at, &x, sizeof x);
 }
 
-/* Where the pairs of a row are: `step` from one to the next, `second` from its first feature to its second. */
+/* Where the pairs of a row are: `stride` from one to the next, `second` from its first feature to its second. */
 typedef struct {
-    ptrdiff_t step, second;
+    ptrdiff_t stride, second;
 } layout;
 
 static inline ALWAYS_INLINE void rotate_pair(const char *x, ptrdiff_t x_second, char *out, ptrdiff_t out_second,
@@ -152,7 +152,7 @@ static inline ALWAYS_INLINE void rotate_adjacent(const char *x, char *out, layou
                                                  const int dtype)
 {
     INDEPENDENT for (int64_t i = 0; i < pairs; ++i)
-        rotate_pair(x + i * of.step, of.second, out + i * of.step, of.second, cosine[i], sine[i], dtype);
+        rotate_pair(x + i * of.stride, of.second, out + i * of.stride, of.second, cosine[i], sine[i], dtype);
 }
 
 static inline ALWAYS_INLINE void rotate_row(const sdpa_rotary *r, const char *x, char *out, const real *cosine,
@@ -167,10 +167,10 @@ static inline ALWAYS_INLINE void rotate_row(const sdpa_rotary *r, const char *x,
         return;
     }
     const layout in_units = {r->interleaved ? 2 : 1, r->interleaved ? 1 : pairs};
-    const layout from = {in_units.step * r->x_column, in_units.second * r->x_column};
-    const layout to = {in_units.step * r->out_column, in_units.second * r->out_column};
+    const layout from = {in_units.stride * r->x_column, in_units.second * r->x_column};
+    const layout to = {in_units.stride * r->out_column, in_units.second * r->out_column};
     for (int64_t i = 0; i < pairs; ++i)
-        rotate_pair(x + i * from.step, from.second, out + i * to.step, to.second, cosine[i], sine[i], dtype);
+        rotate_pair(x + i * from.stride, from.second, out + i * to.stride, to.second, cosine[i], sine[i], dtype);
 }
 
 /* The features that are not rotated. */
@@ -186,9 +186,9 @@ static void copy_rest(const sdpa_rotary *r, const char *x, char *out)
 
 typedef struct {
     ptrdiff_t x, out, positions;
-} place;
+} offsets;
 
-static place moved(place at, const sdpa_axes *axes, int64_t index)
+static offsets moved(offsets at, const sdpa_axes *axes, int64_t index)
 {
     for (int axis = axes->count - 1; axis >= 0; --axis) {
         const int64_t i = axis ? index % axes->size[axis] : index; /* most often there is one axis: no division */
@@ -200,7 +200,7 @@ static place moved(place at, const sdpa_axes *axes, int64_t index)
     return at;
 }
 
-static void rotate_at(const sdpa_rotary *r, place at, int64_t row, const real *cosine, const real *sine)
+static void rotate_at(const sdpa_rotary *r, offsets at, int64_t row, const real *cosine, const real *sine)
 {
     const char *x = r->x + at.x + row * r->x_row;
     char *out = r->out + at.out + row * r->out_row;
@@ -220,7 +220,7 @@ void SDPA_ROTATE(const sdpa_rotary *r, int64_t task, void *scratch)
     const int64_t begin = block * r->task_rows;
     const int64_t rows = r->rows - begin < r->task_rows ? r->rows - begin : r->task_rows;
     const int64_t head = part * r->shared.total / r->parts, end = (part + 1) * r->shared.total / r->parts;
-    const place start = moved((place){0, 0, 0}, &r->own, own);
+    const offsets start = moved((offsets){0, 0, 0}, &r->own, own);
     real *cosine = scratch, *sine = cosine + r->task_rows * r->pairs; /* [rows][pairs] */
     for (int64_t row = 0; row < rows; ++row) {
         const double position =
@@ -234,7 +234,7 @@ void SDPA_ROTATE(const sdpa_rotary *r, int64_t task, void *scratch)
                 rotate_at(r, moved(start, &r->shared, h), begin + row, cosine + row * r->pairs, sine + row * r->pairs);
     } else {
         for (int64_t h = head; h < end; ++h) {
-            const place at = moved(start, &r->shared, h);
+            const offsets at = moved(start, &r->shared, h);
             for (int64_t row = 0; row < rows; ++row)
                 rotate_at(r, at, begin + row, cosine + row * r->pairs, sine + row * r->pairs);
         }

@@ -14,27 +14,27 @@ enum { CHUNK = 128 }; /* numbers widened at once: the most that a group usually 
 /* Below this, 127 / x overflows and the scale is no normal number: such a group becomes zeros. */
 static const float SMALLEST = 127 * 0x1p-126f;
 
-static void widen(const char *from, ptrdiff_t step, int dtype, int count, float *to)
+static void widen(const char *from, ptrdiff_t stride, int dtype, int count, float *to)
 {
     switch (dtype) {
     case SDPA_FLOAT32:
-        if (step == sizeof(float))
+        if (stride == sizeof(float))
             memcpy(to, from, (size_t)count * sizeof(float));
         else
-            for (int i = 0; i < count; ++i) memcpy(&to[i], from + i * step, sizeof(float));
+            for (int i = 0; i < count; ++i) memcpy(&to[i], from + i * stride, sizeof(float));
         break;
     case SDPA_FLOAT64:
         for (int i = 0; i < count; ++i) {
             double x;
-            memcpy(&x, from + i * step, sizeof x);
+            memcpy(&x, from + i * stride, sizeof x);
             to[i] = (float)x;
         }
         break;
     case SDPA_BFLOAT16:
-        for (int i = 0; i < count; ++i) to[i] = float_of_bfloat16(read_bits(from + i * step));
+        for (int i = 0; i < count; ++i) to[i] = float_of_bfloat16(read_bits(from + i * stride));
         break;
     default:
-        for (int i = 0; i < count; ++i) to[i] = float_of_float16(read_bits(from + i * step));
+        for (int i = 0; i < count; ++i) to[i] = float_of_float16(read_bits(from + i * stride));
     }
 }
 
@@ -58,13 +58,13 @@ static void round_to_int8(const float *x, float inverse, int count, int8_t *to)
 }
 
 /* One group; 0 if it holds NaN or inf. */
-static int quantise_group(const char *from, ptrdiff_t step, int dtype, int64_t count, int8_t *to, float *scale)
+static int quantise_group(const char *from, ptrdiff_t stride, int dtype, int64_t count, int8_t *to, float *scale)
 {
     float x[CHUNK];
     uint32_t most = 0;
     for (int64_t i = 0; i < count; i += CHUNK) {
         const int part = (int)(count - i < CHUNK ? count - i : CHUNK);
-        widen(from + i * step, step, dtype, part, x);
+        widen(from + i * stride, stride, dtype, part, x);
         const uint32_t of_part = largest(x, part);
         most = of_part > most ? of_part : most;
     }
@@ -75,7 +75,7 @@ static int quantise_group(const char *from, ptrdiff_t step, int dtype, int64_t c
     if (*scale * 127 > FLT_MAX) *scale = float_of_bits(bits_of_float(*scale) - 1); /* else it comes out as inf */
     for (int64_t i = 0; i < count; i += CHUNK) {
         const int part = (int)(count - i < CHUNK ? count - i : CHUNK);
-        if (count > CHUNK) widen(from + i * step, step, dtype, part, x);
+        if (count > CHUNK) widen(from + i * stride, stride, dtype, part, x);
         round_to_int8(x, inverse, part, to + i);
     }
     return 1;

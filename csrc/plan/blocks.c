@@ -1,7 +1,7 @@
 /* The current block of keys of a task: whether any row sees it, and where it is cut. */
 #include "plan/plan.h"
 
-/* The keys that any row of vector v sees, widened to whole steps of `lanes` so that segments do not get shorter than a
+/* The keys that any row of vector v sees, widened to multiples of `lanes` so that segments do not get shorter than a
  * tile; what is computed in vain there is hidden again in scores.h. */
 static sdpa_segment seen_by_vector(const sdpa_block *block, int lanes, int v)
 {
@@ -49,7 +49,7 @@ int sdpa_enter_block(const sdpa_schedule *s, const sdpa_rows *rows, int64_t key,
     }
     block->cut = key < rows->shared.begin || key + block->count > rows->shared.end;
     if (block->cut) {
-        sdpa_place_rows(in, rows, lanes, block);
+        sdpa_find_seen(in, rows, lanes, block);
         for (int v = 0; v < rows->vectors; ++v) block->of_vector[v] = seen_by_vector(block, lanes, v);
         cut_into_segments(block, rows->vectors);
     } else {

@@ -25,6 +25,6 @@ char *sdpa_first_row(const sdpa_input *, const sdpa_array *, int64_t batch, int6
 /* visibility.c */
 sdpa_span sdpa_visible(const sdpa_input *, const sdpa_rows *, int64_t query);
 void sdpa_summarise_mask(const sdpa_input *, const sdpa_rows *, const sdpa_block *, int *any, int *all);
-void sdpa_place_rows(const sdpa_input *, const sdpa_rows *, int lanes, sdpa_block *);
+void sdpa_find_seen(const sdpa_input *, const sdpa_rows *, int lanes, sdpa_block *);
 
 #endif

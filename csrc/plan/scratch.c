@@ -18,10 +18,10 @@ static void *take(supply *memory, int64_t elements, int bytes)
 }
 
 /* Rows in scratch may be filled up to whole vectors, or to two of them. */
-static int64_t padded(int64_t width, const sdpa_kernel *kernel)
+static int64_t room_for(int64_t width, const sdpa_kernel *kernel)
 {
-    const int64_t step = 2 * kernel->lanes;
-    return (width + step - 1) / step * step;
+    const int64_t whole = 2 * kernel->lanes;
+    return (width + whole - 1) / whole * whole;
 }
 
 /* Keys of a block; where there are fewer, those, and one. */
@@ -34,7 +34,7 @@ static int64_t most_keys(const sdpa_input *in, const sdpa_kernel *kernel)
 static void take_shared(const sdpa_input *in, const sdpa_kernel *kernel, supply *memory, sdpa_scratch *s)
 {
     const int64_t rows = kernel->rows, keys = most_keys(in, kernel);
-    const int64_t dim = padded(in->dim, kernel), value_dim = padded(in->value_dim, kernel);
+    const int64_t dim = room_for(in->dim, kernel), value_dim = room_for(in->value_dim, kernel);
     const int bytes = kernel->real_bytes;
     memset(s, 0, sizeof *s);
     s->copied = take(memory, SDPA_COPIES, sizeof *s->copied);
@@ -53,9 +53,9 @@ static void take_own(const sdpa_input *in, const sdpa_kernel *kernel, supply *me
     const int64_t rows = kernel->rows;
     const int bytes = kernel->real_bytes;
     s->shrink = take(memory, rows, bytes);
-    s->q = take(memory, padded(in->dim, kernel) * rows, bytes);
-    if (in->v) s->weigh = take(memory, (in->dim + 3) / 4 * 5 * rows, bytes);
-    s->o = take(memory, padded(in->value_dim, kernel) * rows, bytes);
+    s->q = take(memory, room_for(in->dim, kernel) * rows, bytes);
+    if (in->v) s->feature_weights = take(memory, (in->dim + 3) / 4 * 5 * rows, bytes);
+    s->o = take(memory, room_for(in->value_dim, kernel) * rows, bytes);
     s->max = take(memory, rows, bytes);
     s->sum = take(memory, rows, bytes);
     s->kept = take(memory, rows, bytes);
@@ -90,7 +90,7 @@ static void take_sums(const sdpa_schedule *schedule, supply *memory, sdpa_scratc
     const sdpa_kernel *kernel = schedule->kernel;
     const int64_t rows = kernel->rows;
     const int bytes = kernel->real_bytes;
-    s->o = take(memory, padded(schedule->input->value_dim, kernel) * rows, bytes);
+    s->o = take(memory, room_for(schedule->input->value_dim, kernel) * rows, bytes);
     s->max = take(memory, rows, bytes);
     s->sum = take(memory, rows, bytes);
     s->lift = take(memory, rows, bytes);
@@ -129,7 +129,7 @@ static void take_shared_backward(const sdpa_kernel *kernel, const sdpa_backward_
                                  sdpa_scratch *s, sdpa_backward_scratch *b)
 {
     const int64_t rows = kernel->rows, block = most_keys(&in->forward, kernel);
-    const int64_t dim = padded(in->forward.dim, kernel), value_dim = padded(in->forward.value_dim, kernel);
+    const int64_t dim = room_for(in->forward.dim, kernel), value_dim = room_for(in->forward.value_dim, kernel);
     const int bytes = kernel->real_bytes;
     memset(s, 0, sizeof *s);
     memset(b, 0, sizeof *b);
@@ -152,7 +152,7 @@ static void take_shared_backward(const sdpa_kernel *kernel, const sdpa_backward_
 static void take_own_backward(const sdpa_kernel *kernel, const sdpa_input *in, supply *memory, sdpa_scratch *s,
                               sdpa_backward_scratch *b)
 {
-    const int64_t rows = kernel->rows, dim = padded(in->dim, kernel), value_dim = padded(in->value_dim, kernel);
+    const int64_t rows = kernel->rows, dim = room_for(in->dim, kernel), value_dim = room_for(in->value_dim, kernel);
     const int bytes = kernel->real_bytes;
     s->q = take(memory, dim * rows, bytes);
     b->g = take(memory, value_dim * rows, bytes);
@@ -193,7 +193,7 @@ static void begin_sums(const sdpa_kernel *kernel, const sdpa_input *in, const sd
     sums->keys = keys;
     sums->width = width;
     sums->result = sdpa_first_row(in, result, unit->batch, unit->kv_head);
-    sums->stride = padded(width, kernel);
+    sums->stride = room_for(width, kernel);
     if (sums_in_place(kernel, result, width)) {
         sums->at = sums->result + keys.begin * result->row;
         sums->stride = result->row / kernel->real_bytes;

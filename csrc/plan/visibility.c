@@ -5,7 +5,7 @@
 /* Keys that a query may see. */
 sdpa_span sdpa_visible(const sdpa_input *in, const sdpa_rows *rows, int64_t query)
 {
-    const ptrdiff_t at = rows->batch * in->shift_step;
+    const ptrdiff_t at = rows->batch * in->shift_stride;
     sdpa_span keys = {0, rows->kv_len};
     if (in->begin_shift) keys.begin = clip64(query + in->begin_shift[at], 0, rows->kv_len);
     if (in->end_shift) keys.end = clip64(query + in->end_shift[at], 0, rows->kv_len);
@@ -15,16 +15,16 @@ sdpa_span sdpa_visible(const sdpa_input *in, const sdpa_rows *rows, int64_t quer
 /* Whether the mask shows any, and all, of the block's keys to the rows of the task. */
 void sdpa_summarise_mask(const sdpa_input *in, const sdpa_rows *rows, const sdpa_block *block, int *any, int *all)
 {
-    const ptrdiff_t step = in->mask.column;
+    const ptrdiff_t stride = in->mask.column;
     unsigned char some = 0, hidden = 0;
     for (int row = 0; row < rows->count && !(some && hidden); ++row) {
         if (row && rows->mask[row] == rows->mask[row - 1]) continue; /* broadcast over rows */
-        const char *at = rows->mask[row] + block->first * step;
-        if (step == 1)
+        const char *at = rows->mask[row] + block->first * stride;
+        if (stride == 1)
             for (int key = 0; key < block->count; ++key) some |= (unsigned char)at[key], hidden |= at[key] == 0;
         else
             for (int key = 0; key < block->count; ++key)
-                some |= (unsigned char)at[key * step], hidden |= at[key * step] == 0;
+                some |= (unsigned char)at[key * stride], hidden |= at[key * stride] == 0;
     }
     *any = some != 0;
     *all = !hidden;
@@ -38,9 +38,9 @@ static sdpa_range within_block(const sdpa_block *block, sdpa_span keys)
 
 /* What `sdpa_visible` says of the queries of a task without groups, from `query` on, at once for all: with numbers small
  * enough for the compiler to do several together. */
-static void place_queries(const sdpa_input *in, const sdpa_rows *rows, int64_t query, sdpa_block *block)
+static void find_seen_at_once(const sdpa_input *in, const sdpa_rows *rows, int64_t query, sdpa_block *block)
 {
-    const ptrdiff_t at = rows->batch * in->shift_step;
+    const ptrdiff_t at = rows->batch * in->shift_stride;
     const int keys = (int)min64(block->count, rows->kv_len - block->first), far = 2 * SDPA_MAX_ROWS;
     const int begin =
         in->begin_shift ? (int)clip64(query + in->begin_shift[at] - block->first, -far, keys + far) : -far;
@@ -54,11 +54,11 @@ static void place_queries(const sdpa_input *in, const sdpa_rows *rows, int64_t q
 }
 
 /* Which keys of the block each row sees, and which all rows of a vector see. */
-void sdpa_place_rows(const sdpa_input *in, const sdpa_rows *rows, int lanes, sdpa_block *block)
+void sdpa_find_seen(const sdpa_input *in, const sdpa_rows *rows, int lanes, sdpa_block *block)
 {
     const int64_t group = sdpa_group(in);
     int64_t in_group = rows->first % group, query = rows->first / group;
-    if (group == 1) place_queries(in, rows, query, block);
+    if (group == 1) find_seen_at_once(in, rows, query, block);
     for (int row = 0; group > 1 && row < rows->count; ++row) {
         if (row == 0 || in_group == 0)
             block->sees[row] = within_block(block, sdpa_visible(in, rows, query));

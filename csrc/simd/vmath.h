@@ -41,7 +41,7 @@ static inline vf split_power(vf x, vf factor, vf *power)
 
 /* d = exp(d * factor * ln 2) for `count` vectors d <= 0, given floor = lowest(factor).  2 ulp with fma; exactly 1 for
  * d = 0 and exactly 0 where d * factor <= -REAL_BIAS, so a hidden score (-inf) adds nothing; NaN for NaN.
- * The vectors go through each step together: one after the other, their chains of dependent operations (40 cycles)
+ * The vectors go through each operation together: one after the other, their chains of dependent operations (40 cycles)
  * fill the scheduler of the CPU before it reaches the next. */
 static inline ALWAYS_INLINE void exp_all(vf *d, const int count, vf factor, vf floor)
 {

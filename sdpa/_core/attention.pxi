@@ -7,12 +7,12 @@
 from libc.stdint cimport int64_t
 
 
-cdef void attend_block(const sdpa_schedule *s, int64_t key, sdpa_task *t, sdpa_step accumulate) noexcept nogil:
+cdef void attend_block(const sdpa_schedule *s, int64_t key, sdpa_task *t, sdpa_stage accumulate) noexcept nogil:
     """softmax(Q K^T) V of what was seen so far becomes that with the keys of the block that starts at `key`."""
     if (t.rows.keys.begin < key + s.kernel.block_keys and key < t.rows.keys.end
             and sdpa_enter_block(s, &t.rows, key, &t.block)):
         s.kernel.scores(s.input, t)
-        s.kernel.softmax_step(s.input, t)
+        s.kernel.softmax_block(s.input, t)
         accumulate(s.input, t)
 
 
@@ -21,12 +21,12 @@ cdef inline int64_t block_products(const sdpa_schedule *s, const sdpa_rows *rows
     return rows.count * s.kernel.block_keys * (s.input.dim + s.input.value_dim + 16)
 
 
-cdef void attend_blocks(const sdpa_schedule *s, sdpa_task *tasks, int count, sdpa_step accumulate) noexcept nogil:
+cdef void attend_blocks(const sdpa_schedule *s, sdpa_task *tasks, int count, sdpa_stage accumulate) noexcept nogil:
     """softmax(Q K^T) V for the rows of the tasks, without the division by the sum."""
     cdef int i
     cdef int64_t key = tasks[0].rows.keys.begin, end = tasks[0].rows.keys.end
     for i in range(count):
-        s.kernel.begin(s.input, &tasks[i])
+        s.kernel.begin_forward(s.input, &tasks[i])
         key = min(key, tasks[i].rows.keys.begin)
         end = max(end, tasks[i].rows.keys.end)
     key = key // s.kernel.block_keys * s.kernel.block_keys

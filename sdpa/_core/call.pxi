@@ -313,9 +313,9 @@ cdef class Call(Inputs):
             for query in range(p.q_len):
                 begin, end = 0, length
                 if p.begin_shift != NULL:
-                    begin = max(0, min(length, query + p.begin_shift[b * p.shift_step]))
+                    begin = max(0, min(length, query + p.begin_shift[b * p.shift_stride]))
                 if p.end_shift != NULL:
-                    end = max(0, min(length, query + p.end_shift[b * p.shift_step]))
+                    end = max(0, min(length, query + p.end_shift[b * p.shift_stride]))
                 pairs += max(0, end - begin)
         return pairs * p.heads
 

@@ -24,7 +24,7 @@ cdef extern from "sdpa.h" nogil:
         sdpa_array query, key, value, out, weights, lse, mask, bias
         const int64_t *begin_shift
         const int64_t *end_shift
-        ptrdiff_t shift_step
+        ptrdiff_t shift_stride
         const int64_t *q_offset
         const int64_t *kv_lengths
         double scale, softcap
@@ -102,22 +102,22 @@ cdef extern from "sdpa.h" nogil:
         const void *weights
         const void *bias
 
-    ctypedef void (*sdpa_step)(const sdpa_input *, sdpa_task *) noexcept nogil
-    ctypedef void (*sdpa_backward_step)(const sdpa_backward_input *, sdpa_backward_task *) noexcept nogil
+    ctypedef void (*sdpa_stage)(const sdpa_input *, sdpa_task *) noexcept nogil
+    ctypedef void (*sdpa_backward_stage)(const sdpa_backward_input *, sdpa_backward_task *) noexcept nogil
 
     ctypedef struct sdpa_kernel:
         int real_bytes, lanes, rows, block_keys, step
         int (*copies)(const sdpa_input *) noexcept nogil
-        sdpa_step begin, scores, softmax_step, accumulate
+        sdpa_stage begin_forward, scores, softmax_block, accumulate
         int (*finite)(const sdpa_input *, const sdpa_task *) noexcept nogil
-        sdpa_step accumulate_seen
+        sdpa_stage accumulate_seen
         int (*lift)(const sdpa_input *, sdpa_task *) noexcept nogil
-        sdpa_step add_poison, close_sums
+        sdpa_stage add_poison, close_sums
         void (*join)(const sdpa_input *, const sdpa_task *, const sdpa_task *) noexcept nogil
-        sdpa_step start, write_out, write_weights
-        sdpa_backward_step begin_backward, score_gradients, query_gradient, key_gradients, add_slopes, bias_gradient
+        sdpa_stage start, write_out, write_weights
+        sdpa_backward_stage begin_backward, score_gradients, query_gradient, key_gradients, add_slopes, bias_gradient
         int (*needs_care)(const sdpa_input *, const sdpa_task *) noexcept nogil
-        sdpa_backward_step write_query_gradient, write_key_gradients
+        sdpa_backward_stage write_query_gradient, write_key_gradients
         int linear_tile
         void (*pack_weights)(const sdpa_array *, int64_t outs, int64_t ins, void *packed) noexcept nogil
         void (*linear)(

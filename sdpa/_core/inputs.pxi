@@ -177,9 +177,9 @@ cdef class Inputs:
         if not bounded_left and not bounded_right:
             return 0
         if p.q_offset == NULL and p.kv_lengths == NULL:  # one shift serves all batches
-            p.shift_step, count = 0, 1
+            p.shift_stride, count = 0, 1
         else:
-            p.shift_step, count = 1, p.batches
+            p.shift_stride, count = 1, p.batches
         shifts = self.new_numbers(2 * count)
         for b in range(count):
             offset = self.first_position(b)
