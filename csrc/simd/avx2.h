@@ -1,17 +1,13 @@
 /* AVX2 and FMA: 16 registers of 32 bytes.  6 x 2 accumulators leave four for operands. */
-#include <immintrin.h>
-
 #include "simd/x86.h"
 
 enum { VECTORS = 2, TILE = 12 };
 
 #if SDPA_REAL_BYTES == 4
 
-enum { VL = 8 };
-typedef __m256 vf;
-#define V(name) _mm256_##name##_ps
 #define V_CAST(i) _mm256_castsi256_ps(i)
-#define V_EXPONENT_SHIFT(t) V_CAST(_mm256_slli_epi32(_mm256_castps_si256(t), 23))
+/* See ROUNDER in vmath.h. */
+static inline vf vf_exponent(vf t) { return V_CAST(_mm256_slli_epi32(_mm256_castps_si256(t), 23)); }
 
 static inline vf vf_from_float(const float *p) { return _mm256_loadu_ps(p); }
 static inline vf vf_from_int8(const char *p)
@@ -86,11 +82,8 @@ static inline ALWAYS_INLINE vf vf_sums(vf a[8])
 
 #else
 
-enum { VL = 4 };
-typedef __m256d vf;
-#define V(name) _mm256_##name##_pd
 #define V_CAST(i) _mm256_castsi256_pd(i)
-#define V_EXPONENT_SHIFT(t) V_CAST(_mm256_slli_epi64(_mm256_castpd_si256(t), 52))
+static inline vf vf_exponent(vf t) { return V_CAST(_mm256_slli_epi64(_mm256_castpd_si256(t), 52)); }
 
 static inline vf vf_from_float(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
 static inline vf vf_from_int8(const char *p)
@@ -140,21 +133,5 @@ static inline ALWAYS_INLINE vf vf_sums(vf a[4])
 
 #endif
 
-typedef vf vm; /* all bits of a lane, or none */
-
-static inline vf vf_load(const real *p) { return V(loadu)(p); }
-static inline void vf_store(real *p, vf a) { V(storeu)(p, a); }
-static inline vf vf_set1(real a) { return V(set1)(a); }
-static inline vf vf_add(vf a, vf b) { return V(add)(a, b); }
-static inline vf vf_sub(vf a, vf b) { return V(sub)(a, b); }
-static inline vf vf_mul(vf a, vf b) { return V(mul)(a, b); }
-static inline vf vf_div(vf a, vf b) { return V(div)(a, b); }
-static inline vf vf_fma(vf a, vf b, vf c) { return V(fmadd)(a, b, c); }   /* a*b + c */
-static inline vf vf_fnma(vf a, vf b, vf c) { return V(fnmadd)(a, b, c); } /* c - a*b */
-static inline vf vf_max(vf a, vf b) { return V(max)(a, b); }              /* b where either is NaN */
-static inline vf vf_min(vf a, vf b) { return V(min)(a, b); }              /* likewise */
 static inline vf vf_abs(vf a) { return V(andnot)(V(set1)((real)-0.0), a); }
-static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see ROUNDER in vmath.h */
-static inline vm vf_lt(vf a, vf b) { return V(cmp)(a, b, _CMP_LT_OQ); }
-static inline vm vf_eq(vf a, vf b) { return V(cmp)(a, b, _CMP_EQ_OQ); }
 static inline vf vf_select(vm m, vf a, vf b) { return V(blendv)(b, a, m); } /* m ? a : b */

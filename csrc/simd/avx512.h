@@ -3,20 +3,14 @@
  *
  * Each ISA header defines, for the compute type `real` (float or double), VL lanes of it as `vf`, a lane mask `vm`,
  * and the operations below under the same names.  Nothing else in the sources depends on the instruction set. */
-#include <immintrin.h>
-
 #include "simd/x86.h"
 
 enum { VECTORS = 4, TILE = 24 };
 
 #if SDPA_REAL_BYTES == 4
 
-enum { VL = 16 };
-typedef __m512 vf;
-typedef __mmask16 vm;
-#define V(name) _mm512_##name##_ps
-#define V_COMPARE _mm512_cmp_ps_mask
-#define V_EXPONENT_SHIFT(t) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23))
+/* See ROUNDER in vmath.h. */
+static inline vf vf_exponent(vf t) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23)); }
 
 static inline vf vf_from_float(const float *p) { return _mm512_loadu_ps(p); }
 static inline vf vf_from_int8(const char *p)
@@ -116,12 +110,7 @@ static inline ALWAYS_INLINE vf vf_sums(vf a[16])
 
 #else
 
-enum { VL = 8 };
-typedef __m512d vf;
-typedef __mmask8 vm;
-#define V(name) _mm512_##name##_pd
-#define V_COMPARE _mm512_cmp_pd_mask
-#define V_EXPONENT_SHIFT(t) _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(t), 52))
+static inline vf vf_exponent(vf t) { return _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(t), 52)); }
 
 static inline vf vf_from_float(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
 static inline vf vf_from_int8(const char *p)
@@ -183,19 +172,5 @@ static inline ALWAYS_INLINE vf vf_sums(vf a[8])
 
 #endif
 
-static inline vf vf_load(const real *p) { return V(loadu)(p); }
-static inline void vf_store(real *p, vf a) { V(storeu)(p, a); }
-static inline vf vf_set1(real a) { return V(set1)(a); }
-static inline vf vf_add(vf a, vf b) { return V(add)(a, b); }
-static inline vf vf_sub(vf a, vf b) { return V(sub)(a, b); }
-static inline vf vf_mul(vf a, vf b) { return V(mul)(a, b); }
-static inline vf vf_div(vf a, vf b) { return V(div)(a, b); }
-static inline vf vf_fma(vf a, vf b, vf c) { return V(fmadd)(a, b, c); }   /* a*b + c */
-static inline vf vf_fnma(vf a, vf b, vf c) { return V(fnmadd)(a, b, c); } /* c - a*b */
-static inline vf vf_max(vf a, vf b) { return V(max)(a, b); }              /* b where either is NaN */
-static inline vf vf_min(vf a, vf b) { return V(min)(a, b); }              /* likewise */
 static inline vf vf_abs(vf a) { return V(abs)(a); }
-static inline vf vf_exponent(vf t) { return V_EXPONENT_SHIFT(t); } /* see ROUNDER in vmath.h */
-static inline vm vf_lt(vf a, vf b) { return V_COMPARE(a, b, _CMP_LT_OQ); }
-static inline vm vf_eq(vf a, vf b) { return V_COMPARE(a, b, _CMP_EQ_OQ); }
 static inline vf vf_select(vm m, vf a, vf b) { return V(mask_blend)(m, b, a); } /* m ? a : b */
