@@ -12,6 +12,15 @@
  *     slope[key][rows]   one number is broadcast              query_rows[row][features]   vectors
  *
  * Both P and dS are exactly 0 where a key is hidden, whatever it holds. */
+#ifndef SDPA_BACKWARD_BACKWARD_H
+#define SDPA_BACKWARD_BACKWARD_H
+
+#include "forward/care.h"
+#if PAIRS
+#include "backward/pairs.h"
+#else
+#include "backward/singles.h"
+#endif
 
 /* s - lse is in the unit of s (see scores.h); a row that saw nothing gets weights 0 from inf. */
 static void load_lse(const sdpa_input *in, const sdpa_backward_task *b)
@@ -369,3 +378,5 @@ static void bias_gradient(const sdpa_backward_input *in, sdpa_backward_task *b)
         }
     add_slopes(in, b);
 }
+
+#endif

@@ -7,6 +7,10 @@
  *
  * Numbers and products below 2**-126 count as 0, as `vdpbf16ps` has it; where scores come from them they are as in the
  * forward pass. */
+#ifndef SDPA_BACKWARD_PAIRS_H
+#define SDPA_BACKWARD_PAIRS_H
+
+#include "forward/care.h"
 
 static operand read_values_across(const sdpa_input *in, sdpa_task *t)
 {
@@ -97,3 +101,5 @@ static inline real row_slope_at(const sdpa_backward_task *b, int key, int row)
 {
     return kept_at(b->scratch.slope, key, row);
 }
+
+#endif

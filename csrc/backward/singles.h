@@ -1,4 +1,8 @@
 /* What the products of backward.h multiply, number by number: the same interface as pairs.h. */
+#ifndef SDPA_BACKWARD_SINGLES_H
+#define SDPA_BACKWARD_SINGLES_H
+
+#include "forward/care.h"
 
 /* V and K along features, and K along keys. */
 static operand read_values_across(const sdpa_input *in, sdpa_task *t) { return read_values(in, t); }
@@ -73,3 +77,5 @@ static inline real row_slope_at(const sdpa_backward_task *b, int key, int row)
 {
     return ((real *)b->scratch.slope)[(ptrdiff_t)key * ROWS + row];
 }
+
+#endif

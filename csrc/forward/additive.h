@@ -20,6 +20,10 @@
  * the numerator, too).  X and Y end at 2**WIDEST, and are 0 below the smallest normal number.  That does no harm unless
  * x and y cancel, which takes both of them beyond 2**SAFE or 2**-SAFE: rows that hold such an x are marked as odd, and
  * their scores for keys that hold such a y are computed again, with tanh itself. */
+#ifndef SDPA_FORWARD_ADDITIVE_H
+#define SDPA_FORWARD_ADDITIVE_H
+
+#include "forward/product.h"
 
 /* Powers of 2: of the largest t, of the largest X and Y, and of those that cannot cancel the largest. */
 enum { LARGEST = REAL_MANTISSA_BITS + 5, WIDEST = REAL_BIAS - 1, SAFE = WIDEST - LARGEST };
@@ -208,3 +212,5 @@ static void additive_products(const sdpa_input *in, const sdpa_task *t, sdpa_seg
         if (t->scratch.odd_rows >> (v * VL) << (64 - VL)) correct_odd_rows(in, t, g, v, before);
     }
 }
+
+#endif

@@ -7,6 +7,12 @@
  * What overflows although V is finite are sums of weights up to 1 with values close to the largest number.  They are
  * formed once more, of weights that sum to less than 1: from the highest score on, which is known by then, and divided
  * by `lift`, a power of 2 that is a property of the row alone.  Then the result is no larger than the values. */
+#ifndef SDPA_FORWARD_CARE_H
+#define SDPA_FORWARD_CARE_H
+
+#include "forward/output.h"
+
+#include <math.h>
 
 /* Counts of a block and what was found before it do not reach the next mark. */
 enum { INF_MARK = 1, MINUS_INF_MARK = 1 << 10, NAN_MARK = 1 << 20 };
@@ -190,3 +196,5 @@ static int lift(const sdpa_input *in, sdpa_task *t)
     }
     return t->scratch.lifted;
 }
+
+#endif

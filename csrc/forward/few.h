@@ -8,6 +8,13 @@
  * Queries lie as q[row][features] and sums as o[row][features], padded with 0 to whole vectors; rows of K and V that do
  * not end on a whole vector are copied to such.  Numbers narrower than `real` are widened as they are loaded: `dtype`
  * is a constant in each tile.  The order of the sums of a row does not depend on other rows. */
+#ifndef SDPA_FORWARD_FEW_H
+#define SDPA_FORWARD_FEW_H
+
+#include "simd/vmath.h"
+#include "memory/prefetch.h"
+#include "memory/write.h"
+#include "forward/singles.h"
 
 /* So many keys, or values, go through all rows while they are in the first-level cache: memory is read in its order. */
 enum { KEYS_IN_CACHE = 16, VALUES_IN_CACHE = 32 };
@@ -475,3 +482,5 @@ static void store_output(const sdpa_input *in, const sdpa_task *t)
         }
     }
 }
+
+#endif

@@ -1,4 +1,8 @@
 /* Sums of weight * value, and results. */
+#ifndef SDPA_FORWARD_OUTPUT_H
+#define SDPA_FORWARD_OUTPUT_H
+
+#include "forward/softmax.h"
 
 #if PAIRS
 /* The values that the products of pairs took for 0 (see pairs.h): the same product, of multiples of them. */
@@ -72,3 +76,5 @@ static void write_weights(const sdpa_input *in, sdpa_task *t)
     }
     store_transposed(&in->weights, &t->rows, t->rows.out, t->scratch.s, t->block.first, t->block.count, NULL);
 }
+
+#endif

@@ -11,6 +11,12 @@
  *   - denormals in rows of Q, and in K where such a row holds a large number (`odd_rows`, scores.h);
  *   - values so small that they, or their products, are denormal (`odd_values`, output.h).  The copy has 0 for them.
  * What remains: a product of weight and value below 2**-126 counts as 0, and a denormal times inf is NaN in scores. */
+#ifndef SDPA_FORWARD_PAIRS_H
+#define SDPA_FORWARD_PAIRS_H
+
+#include "memory/pages.h"
+#include "memory/read.h"
+#include "forward/scratch.h"
 
 static inline int64_t steps(int64_t count) { return (count + 1) / 2; }
 static inline vf vf_product(vf a, vf b, vf c) { return vf_dot_pairs(a, b, c); }
@@ -332,3 +338,5 @@ static int store_pairs(const sdpa_array *out, const sdpa_task *t, int64_t value_
     }
     return 1;
 }
+
+#endif

@@ -11,6 +11,18 @@
  * time, whatever the tile: the bits of a row do not depend on how rows and keys are cut into tiles.
  *
  * k goes in `steps` of a number (singles.h) or of a pair (pairs.h); either is one `real`, and one multiply-add. */
+#ifndef SDPA_FORWARD_PRODUCT_H
+#define SDPA_FORWARD_PRODUCT_H
+
+#include "simd/vmath.h"
+#include "memory/pages.h"
+#include "memory/prefetch.h"
+#include "memory/write.h"
+#if PAIRS
+#include "forward/pairs.h"
+#else
+#include "forward/singles.h"
+#endif
 
 /* columns[feature][rows] from the rows of the task in an array of `width` features. */
 static void load_columns(const sdpa_rows *of, const sdpa_array *array, char *const *row_at, int64_t width,
@@ -381,3 +393,5 @@ static void store_output(const sdpa_input *in, const sdpa_task *t)
 #endif
     store_transposed(&in->out, &t->rows, t->rows.out, t->scratch.o, 0, in->value_dim, t->scratch.shrink);
 }
+
+#endif

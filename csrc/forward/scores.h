@@ -1,5 +1,16 @@
 /* From products to scores: scale, softcap, ALiBi, bias, mask, and who sees whom.  Scores lie as s[key][rows], of few
  * rows as s[key][places]. */
+#ifndef SDPA_FORWARD_SCORES_H
+#define SDPA_FORWARD_SCORES_H
+
+#if SDPA_FEW_ROWS
+#include "forward/few.h"
+#else
+#include "forward/product.h"
+#endif
+#if ADDITIVE
+#include "forward/additive.h"
+#endif
 
 /* Where scores only get multiplied by a positive number, that number goes into the exponent (see softmax.h), and `s`
  * stays the bare product.  Otherwise they are scaled here; a factor of 0 or less must not meet -inf. */
@@ -208,3 +219,5 @@ static void scores(const sdpa_input *in, sdpa_task *t)
     for (int v = 0; v < t->rows.vectors; ++v) vf_store((real *)t->scratch.high + v * VL, vf_set1(-(real)INFINITY));
     for (int i = 0; i < t->block.segments; ++i) score_segment(in, t, t->block.segment[i], keys);
 }
+
+#endif

@@ -1,6 +1,8 @@
 /* How numbers lie in the scratch of a task, and what was copied there. */
-#ifndef SDPA_SCRATCH_H
-#define SDPA_SCRATCH_H
+#ifndef SDPA_FORWARD_SCRATCH_H
+#define SDPA_FORWARD_SCRATCH_H
+
+#include "variant.h"
 
 static inline int64_t whole_vectors(int64_t width) { return (width + VL - 1) / VL * VL; }
 

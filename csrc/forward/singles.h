@@ -1,4 +1,10 @@
 /* What the products multiply, number by number: the same interface as pairs.h. */
+#ifndef SDPA_FORWARD_SINGLES_H
+#define SDPA_FORWARD_SINGLES_H
+
+#include "memory/pages.h"
+#include "memory/read.h"
+#include "forward/scratch.h"
 
 static inline int64_t steps(int64_t count) { return count; }
 static inline vf vf_product(vf a, vf b, vf c) { return vf_fma(a, b, c); }
@@ -150,4 +156,6 @@ static inline ALWAYS_INLINE void read_columns(vf *tile, char *const *row_at, int
     (void)width, (void)found;
     read_transposed(tile, row_at, d * array->column, count, array);
 }
+#endif
+
 #endif

@@ -6,6 +6,12 @@
  *
  * Where weights are rounded before they meet V (pairs.h), `kept` sums the rounded ones: it divides the result, so that
  * the weights of a row sum to 1 exactly as they are.  The lse comes from `sum`. */
+#ifndef SDPA_FORWARD_SOFTMAX_H
+#define SDPA_FORWARD_SOFTMAX_H
+
+#include "forward/scores.h"
+
+#include <math.h>
 
 /* -inf (nothing seen yet) must not be subtracted from -inf: that would be NaN. */
 static inline vf subtractable(vf max) { return vf_select(vf_eq(max, vf_set1(-(real)INFINITY)), vf_set1(0), max); }
@@ -167,4 +173,6 @@ static void join(const sdpa_input *in, const sdpa_task *t, const sdpa_task *part
 #define JOIN join
 #else
 #define JOIN NULL
+#endif
+
 #endif

@@ -8,6 +8,10 @@
  *     s[row][ROWS]                     sums of one panel, then written with the bias added
  *
  * Parts of LONGEST_SUM steps of a panel (32 KB) stay in the first-level cache while the rows of a block go by. */
+#ifndef SDPA_LAYER_LINEAR_H
+#define SDPA_LAYER_LINEAR_H
+
+#include "forward/product.h"
 
 static int64_t count_panels(int64_t outs) { return (outs + ROWS - 1) / ROWS; }
 
@@ -59,3 +63,5 @@ static void linear(const sdpa_linear *l, int64_t row, int rows, int64_t panel, v
     else
         write_linear(l, row, rows, first, s, REAL_DTYPE);
 }
+
+#endif

@@ -2,19 +2,17 @@
  * SDPA_REAL_BYTES 4 (float, and the half types) and 8 (double).  Angles are double in both. */
 #include "layer/rotary.h"
 #include "compiler.h"
+#include "simd/half.h"
+#include "simd/real.h"
 
 #include <math.h>
 #include <string.h>
 
 #if SDPA_REAL_BYTES == 4
-typedef float real;
 #define SDPA_ROTATE sdpa_rotate_4
 #else
-typedef double real;
 #define SDPA_ROTATE sdpa_rotate_8
 #endif
-
-#include "simd/half.h"
 
 static inline uint64_t bits_of_double(double x)
 {

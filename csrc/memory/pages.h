@@ -1,6 +1,8 @@
 /* Where the rows of K and V lie, which may be in pages. */
-#ifndef SDPA_PAGES_H
-#define SDPA_PAGES_H
+#ifndef SDPA_MEMORY_PAGES_H
+#define SDPA_MEMORY_PAGES_H
+
+#include "sdpa.h"
 
 /* Where row `key` of the block lies; `rows_at` is row 0 of all (or of page 0).  *end is lowered to the last row
  * (counted from the block's first) that follows it in memory: in its page, or in pages that lie behind each other. */

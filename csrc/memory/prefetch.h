@@ -1,6 +1,8 @@
 /* Asking for memory before it is read. */
-#ifndef SDPA_PREFETCH_H
-#define SDPA_PREFETCH_H
+#ifndef SDPA_MEMORY_PREFETCH_H
+#define SDPA_MEMORY_PREFETCH_H
+
+#include "variant.h"
 
 enum { LINE = 64 }; /* bytes of a cache line */
 

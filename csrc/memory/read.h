@@ -1,8 +1,13 @@
 /* Reading arrays of any dtype and any stride; write.h is the other way round, and both are the only places that know how
  * the caller's memory looks.  Addresses need not be aligned (a view into packed records is legal in NumPy), hence
  * memcpy. */
-#ifndef SDPA_READ_H
-#define SDPA_READ_H
+#ifndef SDPA_MEMORY_READ_H
+#define SDPA_MEMORY_READ_H
+
+#include "variant.h"
+
+#include <math.h>
+#include <string.h>
 
 /* A number too large for `real` becomes the largest one: only inf is inf (a bias of -DBL_MAX must not hide a key). */
 static inline real narrowed(double x)

@@ -1,6 +1,8 @@
 /* Writing arrays of any dtype and any stride: see read.h. */
-#ifndef SDPA_WRITE_H
-#define SDPA_WRITE_H
+#ifndef SDPA_MEMORY_WRITE_H
+#define SDPA_MEMORY_WRITE_H
+
+#include "memory/read.h"
 
 /* One element, in the array's own dtype. */
 static inline void write_one(char *at, int dtype, double x)

@@ -1,5 +1,10 @@
 /* AVX2 and FMA: 16 registers of 32 bytes.  6 x 2 accumulators leave four for operands. */
+#ifndef SDPA_SIMD_AVX2_H
+#define SDPA_SIMD_AVX2_H
+
 #include "simd/x86.h"
+
+#include <string.h>
 
 enum { VECTORS = 2, TILE = 12 };
 
@@ -135,3 +140,5 @@ static inline ALWAYS_INLINE vf vf_sums(vf a[4])
 
 static inline vf vf_abs(vf a) { return V(andnot)(V(set1)((real)-0.0), a); }
 static inline vf vf_select(vm m, vf a, vf b) { return V(blendv)(b, a, m); } /* m ? a : b */
+
+#endif

@@ -3,6 +3,9 @@
  *
  * Each ISA header defines, for the compute type `real` (float or double), VL lanes of it as `vf`, a lane mask `vm`,
  * and the operations below under the same names.  Nothing else in the sources depends on the instruction set. */
+#ifndef SDPA_SIMD_AVX512_H
+#define SDPA_SIMD_AVX512_H
+
 #include "simd/x86.h"
 
 enum { VECTORS = 4, TILE = 24 };
@@ -174,3 +177,5 @@ static inline ALWAYS_INLINE vf vf_sums(vf a[8])
 
 static inline vf vf_abs(vf a) { return V(abs)(a); }
 static inline vf vf_select(vm m, vf a, vf b) { return V(mask_blend)(m, b, a); } /* m ? a : b */
+
+#endif

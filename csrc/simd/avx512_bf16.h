@@ -1,4 +1,7 @@
 /* AVX512-BF16: products of pairs.  A lane of 32 bits holds two neighbouring bfloat16, the first in its lower half. */
+#ifndef SDPA_SIMD_AVX512_BF16_H
+#define SDPA_SIMD_AVX512_BF16_H
+
 #include "simd/avx512.h"
 
 /* c + a.low * b.low + a.high * b.high in each lane.  Denormals count as 0, in the operands and in the sum. */
@@ -61,3 +64,5 @@ static inline int halves_any_from(halves distance, uint16_t limit)
 {
     return _mm512_cmpge_epu16_mask(distance, _mm512_set1_epi16((short)limit)) != 0;
 }
+
+#endif

@@ -1,6 +1,13 @@
 /* Plain C for any CPU and any compiler: a vector is an array of 16 bytes, which compilers map to whatever
  * the machine has.  Also the reading version: what each operation of the other headers means. */
-#include <math.h>
+#ifndef SDPA_SIMD_BASELINE_H
+#define SDPA_SIMD_BASELINE_H
+
+#include "compiler.h"
+#include "simd/half.h"
+#include "simd/real.h"
+
+#include <string.h>
 
 enum { VECTORS = 2, TILE = 8, VL = 16 / SDPA_REAL_BYTES };
 
@@ -111,3 +118,5 @@ static inline void vm_transpose_bools(vm seen[VL], char *const row[VL], ptrdiff_
     for (int column = 0; column < VL; ++column)
         for (int i = 0; i < VL; ++i) seen[column].lane[i] = row[i][at + column] != 0;
 }
+
+#endif

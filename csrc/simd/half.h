@@ -3,6 +3,11 @@
  *
  *     float16    1 sign, 5 exponent (bias 15), 10 mantissa: largest 65504, smallest 2**-24
  *     bfloat16   1 sign, 8 exponent (bias 127), 7 mantissa: the upper half of a float */
+#ifndef SDPA_SIMD_HALF_H
+#define SDPA_SIMD_HALF_H
+
+#include <stdint.h>
+#include <string.h>
 
 static inline float float_of_bits(uint32_t bits)
 {
@@ -54,3 +59,5 @@ static inline uint16_t read_bits(const char *at)
     return half;
 }
 static inline void write_bits(char *at, uint16_t half) { memcpy(at, &half, sizeof half); }
+
+#endif

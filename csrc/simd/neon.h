@@ -1,4 +1,11 @@
 /* Arm NEON (AArch64): 32 registers of 16 bytes, so the tile is that of AVX-512 with narrower lanes. */
+#ifndef SDPA_SIMD_NEON_H
+#define SDPA_SIMD_NEON_H
+
+#include "compiler.h"
+#include "simd/half.h"
+#include "simd/real.h"
+
 #include <arm_neon.h>
 
 enum { VECTORS = 4, TILE = 24 };
@@ -123,3 +130,5 @@ static inline vf vf_select(vm m, vf a, vf b) { return V(bsl)(m, a, b); } /* m ? 
 /* b where either is NaN, as on x86: neither vmaxq (NaN wins) nor vmaxnmq (numbers win) says that. */
 static inline vf vf_max(vf a, vf b) { return vf_select(vf_lt(b, a), a, b); }
 static inline vf vf_min(vf a, vf b) { return vf_select(vf_lt(a, b), a, b); }
+
+#endif

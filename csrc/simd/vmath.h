@@ -1,4 +1,8 @@
 /* Elementary functions on vectors.  Coefficients: weighted Remez fits on |f| <= 1/2 in 60 digits. */
+#ifndef SDPA_SIMD_VMATH_H
+#define SDPA_SIMD_VMATH_H
+
+#include "variant.h"
 
 #define LOG2_E 1.4426950408889634074
 
@@ -83,3 +87,5 @@ static inline int is_zero(vf x)
     for (int i = 0; i < VL; ++i) any += lane[i] == 0 ? 0 : 1;
     return any == 0;
 }
+
+#endif

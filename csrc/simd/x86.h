@@ -1,6 +1,13 @@
 /* What AVX2 and AVX-512 say alike: `vf` holds VL numbers, `vm` says yes or no of each, and V(name) is
  * the intrinsic of that name for them. */
+#ifndef SDPA_SIMD_X86_H
+#define SDPA_SIMD_X86_H
+
+#include "compiler.h"
+#include "simd/real.h"
+
 #include <immintrin.h>
+#include <stddef.h>
 
 #if defined(SDPA_ISA_avx2) && SDPA_REAL_BYTES == 4
 typedef __m256 vf, vm; /* all bits of a lane, or none */
@@ -53,3 +60,5 @@ static inline void transpose_8x8_bytes(__m128i pair[4], char *const row[8], ptrd
     pair[2] = _mm_unpacklo_epi32(by_four[1], by_four[3]);
     pair[3] = _mm_unpackhi_epi32(by_four[1], by_four[3]);
 }
+
+#endif

@@ -1,5 +1,6 @@
 """The build: what it leaves, with which compilers it works, and that it compiles what has changed."""
 
+import functools
 import json
 import os
 import re
@@ -226,6 +227,52 @@ def test_what_is_not_c11_stands_in_one_place():
     assert {name: set(words) for name, words in found.items() if words} == {
         "dispatch.c": {"__builtin_cpu_init", "__builtin_cpu_supports"}
     }
+
+
+HEADERS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("csrc/**/*.h"))
+
+
+def editor_flags(header, isa="baseline"):
+    """With which flags clangd reads the header: those of csrc/compile_flags.txt, and what .clangd adds; or for another
+    instruction set, where .clangd adds nothing.  None where the header is not for that."""
+    flags = [flag.replace("-I.", f"-I{ROOT}/csrc") for flag in (ROOT / "csrc/compile_flags.txt").read_text().split()]
+    added = {
+        re.search("PathMatch: (.*)", part)[1]: re.search(r"Add: \[(.*)\]", part)[1].split(", ")
+        for part in (ROOT / ".clangd").read_text().split("---\n")
+    }
+
+    def added_to(path):
+        return [more for pattern, more in added.items() if re.fullmatch(pattern, path)]
+
+    if isa != "baseline":
+        of_pairs = isa == "avx512_bf16" and header.endswith("singles.h")
+        if added_to(header) or of_pairs or header.startswith("csrc/simd/baseline"):
+            return None
+        header = f"csrc/simd/{isa}.h"
+    return flags + [flag for more in added_to(header) for flag in more]
+
+
+@functools.cache
+def takes(*flags):
+    """Whether the compiler knows the flags, and has the intrinsics of their instruction set."""
+    neon, x86 = "-DSDPA_ISA_neon" in flags, any(flag.startswith("-mavx") for flag in flags)
+    code = "#include <arm_neon.h>\n" if neon else "#include <immintrin.h>\n" if x86 else "int unused;\n"
+    command = [*shlex.split(CC), *flags, "-fsyntax-only", "-"]
+    return subprocess.run(command, input=code, capture_output=True, text=True).returncode == 0
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512_bf16"])
+@pytest.mark.parametrize("header", HEADERS)
+def test_headers_can_be_read_alone(header, isa):
+    """As editors do: each includes what it uses."""
+    flags = editor_flags(header, isa)
+    if flags is None:
+        pytest.skip("not for this instruction set")
+    if not takes(*flags):
+        pytest.skip("the compiler does not take these flags")
+    command = [*shlex.split(CC), *flags, "-fsyntax-only", "-Werror", ROOT / header]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("flag", ["-march=native", "-mtune=native", "-ffast-math", "-Ofast", "-funsafe-math"])

@@ -1,0 +1,51 @@
+/* What differs between the compilations of kernel.c: the compute type, the instruction set and the engine, by the macros
+ * that setup.py defines for each. */
+#ifndef SDPA_VARIANT_H
+#define SDPA_VARIANT_H
+
+#include "sdpa.h"
+#include "compiler.h"
+#include "simd/real.h"
+#include "simd/half.h"
+
+/* Whether a `real` of Q, K and V is a pair of bfloat16 (pairs.h) or a number (singles.h). */
+#if defined(SDPA_ISA_avx512_bf16)
+#define PAIRS 1
+#else
+#define PAIRS 0
+#endif
+
+#if defined(SDPA_ISA_avx512_bf16)
+#define SDPA_ISA avx512_bf16
+#include "simd/avx512_bf16.h"
+#elif defined(SDPA_ISA_avx512)
+#define SDPA_ISA avx512
+#include "simd/avx512.h"
+#elif defined(SDPA_ISA_avx2)
+#define SDPA_ISA avx2
+#include "simd/avx2.h"
+#elif defined(SDPA_ISA_neon)
+#define SDPA_ISA neon
+#include "simd/neon.h"
+#else
+#define SDPA_ISA baseline
+/* GCC 12 joins the scalars of two keys into one load in `multiply`, and then reads past the last key. */
+NO_LOOP_VECTORIZE
+#include "simd/baseline.h"
+#endif
+
+#if SDPA_FEW_ROWS
+enum { ROWS = VL };
+#else
+enum { ROWS = VECTORS * VL, TALLEST = TILE > 16 ? TILE : 16 };
+#endif
+/* Measured with AVX-512 on 2048 x 2048, D = 64: 64 to 128 keys are alike, 192 and 256 take 1.5 % longer, as scores and
+ * weights no longer fit into the first-level cache (48 KB) beside the queries. */
+enum { BLOCK_KEYS = 128 };
+
+/* Whether additive scores are computed, too. */
+#define ADDITIVE (!PAIRS && !SDPA_FEW_ROWS)
+
+enum { STEP = PAIRS ? 2 : 1 }; /* so many features, or keys, in one multiply-add of a lane */
+
+#endif
