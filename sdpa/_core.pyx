@@ -21,3 +21,4 @@ include "_core/pages.pxi"       # the pages of a PagedKVCache
 include "_core/arguments.pxi"   # single arguments
 include "_core/inputs.pxi"      # all arguments of a call, checked
 include "_core/call.pxi"        # one call, and the functions that Python calls
+include "_core/merge.pxi"       # partial results joined

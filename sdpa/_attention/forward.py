@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
-from .._checks import check_out, flag, float_array, is_float, plain_array, sum_dtype
+from .._checks import flag, float_array, is_float, plain_array
 from .._options import AttentionOptions, InputOptions, takes
 from .._runtime import kernels
 
@@ -83,59 +83,7 @@ def merge(outs, lses, *, out=None):
     >>> sdpa.merge(*zip(*parts))[0].round(6).tolist()
     [[2.5], [2.5]]
     """
-    outs, lses = _parts("outs", outs), _parts("lses", lses)
-    if not outs or len(outs) != len(lses):
-        raise ValueError(f"outs has {len(outs)} parts and lses {len(lses)}: they must be as many, and at least one")
-    for name, parts in (("outs", outs), ("lses", lses)):
-        for part in parts:
-            if outs[0].ndim == 0 or part.shape != (outs[0].shape if name == "outs" else outs[0].shape[:-1]):
-                raise ValueError(
-                    f"outs have shapes {[x.shape for x in outs]} and lses {[x.shape for x in lses]}: "
-                    f"all outs must be alike, and lses the same without the last axis"
-                )
-    if out is not None:
-        check_out(out, outs[0].shape, outs[0].dtype, dict(_numbered("outs", outs), **_numbered("lses", lses)))
-    return _merge(outs, lses, np.empty_like(outs[0], subok=False) if out is None else out)
-
-
-def _parts(name, given):
-    try:
-        parts = list(given)
-    except TypeError:
-        raise TypeError(f"{name} is {given!r}: it must be a sequence of arrays, one for each part") from None
-    return [float_array(name, part, fewest_axes=0) for part in parts]
-
-
-def _numbered(name, parts):
-    return {f"{name}[{i}]": part for i, part in enumerate(parts)}
-
-
-def _merge(outs, lses, out):
-    """sum of exp(lse) * out over the parts, divided by the sum of exp(lse)."""
-    seen = np.stack(lses) != -np.inf
-    wide = sum_dtype(outs[0].dtype)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        lses = np.stack([x.astype(np.float64) for x in lses])
-        high = lses.max(axis=0)
-        high = np.where(high == -np.inf, 0, high)
-        weights = np.exp(lses - high)
-        total = weights.sum(axis=0)
-        lse = (high + np.log(total)).astype(wide)
-        weights = (weights / np.where(total == 0, 1, total)).astype(wide)
-        result = np.zeros(out.shape, wide)
-        for part, weight, sees in zip(outs, weights, seen):
-            part = part.astype(wide, copy=False) * weight[..., None]
-            np.add(result, part, out=result, where=sees[..., None])
-        if np.isinf(result).any():
-            _limit(result, [np.isfinite(part) | ~sees[..., None] for part, sees in zip(outs, seen)])
-        out[...] = result
-    return out, lse
-
-
-def _limit(result, finite):
-    """The largest number for what the rounding of the weights made larger than all parts."""
-    rounded = np.isinf(result) & np.all(finite, axis=0)
-    result[rounded] = np.copysign(np.finfo(result.dtype).max, result[rounded])
+    return _core.merge(outs, lses, out)
 
 
 def scaled_dot_product_attention(

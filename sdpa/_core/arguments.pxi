@@ -24,10 +24,11 @@ cdef int threads_of(given) except -1:
     return count_threads(given)
 
 
-cdef cnp.ndarray floats(str name, given):
-    if type(given) is cnp.ndarray and holds_our_floats(given) and 2 <= cnp.PyArray_NDIM(given) <= MOST_LEADING + 3:
+cdef cnp.ndarray floats(str name, given, int fewest_axes=2):
+    if (type(given) is cnp.ndarray and holds_our_floats(given)
+            and fewest_axes <= cnp.PyArray_NDIM(given) <= MOST_LEADING + 3):
         return given
-    return _checks.float_array(name, given)
+    return _checks.float_array(name, given, fewest_axes)
 
 
 cdef object as_given(cnp.ndarray grad, cnp.ndarray given):
@@ -95,6 +96,19 @@ cdef int64_t shift_within(int64_t limit, int64_t offset, number) except? -1:
         return max(-limit, min(limit, offset + small))
     exact = <object>offset + number
     return max(-limit, min(limit, exact))
+
+
+cdef cnp.ndarray checked_out(given, tuple shape, cnp.ndarray like, dict inputs):
+    """`given`, if it can take a result of that shape and of the dtype of `like` without touching the inputs."""
+    cdef bint apart = (
+        type(given) is cnp.ndarray and cnp.PyArray_ISCARRAY(given) and shape_of(given) == shape
+        and cnp.PyArray_TYPE(given) == cnp.PyArray_TYPE(like)
+    )
+    for array in inputs.values():
+        apart = apart and (array is None or are_apart(given, array))
+    if not apart:
+        _checks.check_out(given, shape, like.dtype, inputs)
+    return given
 
 
 cdef bint are_apart(cnp.ndarray a, cnp.ndarray b) noexcept:

@@ -70,7 +70,7 @@ cdef class Call(Inputs):
         cdef cnp.ndarray out, query = self.query
         cdef int type_num = cnp.PyArray_TYPE(query), last = cnp.PyArray_NDIM(query) - 1
         if given is not None:
-            out = self.checked_out(given)
+            out = checked_out(given, self.result_shape(self.p.value_dim), query, self.inputs())
         elif cnp.PyArray_IS_C_CONTIGUOUS(query) or last + 1 < self.rank:
             out = self.new_result(self.p.value_dim, type_num)
         elif cnp.PyArray_DIM(query, last) == self.p.value_dim and self.batches_of_query():
@@ -87,20 +87,6 @@ cdef class Call(Inputs):
             if cnp.PyArray_DIM(self.query, i) != self.lead[i]:
                 return False
         return True
-
-    cdef cnp.ndarray checked_out(self, given):
-        cdef cnp.ndarray out, query = self.query
-        cdef bint apart
-        shape, inputs = self.result_shape(self.p.value_dim), self.inputs()
-        if (type(given) is cnp.ndarray and cnp.PyArray_ISCARRAY(given) and shape_of(given) == shape
-                and cnp.PyArray_TYPE(given) == cnp.PyArray_TYPE(query)):
-            out, apart = given, True
-            for array in inputs.values():
-                apart = apart and (array is None or are_apart(out, array))
-            if apart:
-                return out
-        _checks.check_out(given, shape, query.dtype, inputs)
-        return given
 
     cdef dict inputs(self):
         """What `out` must not overlap, by name."""

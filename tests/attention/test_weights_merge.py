@@ -233,6 +233,61 @@ def test_merge_as_the_oracle(seed):
     assert_close(sdpa.merge(outs, lses), reference.merge(outs, lses))
 
 
+@pytest.mark.parametrize("columns", [511, 512, 513, 1100])
+@pytest.mark.parametrize("step", [1, -2])
+def test_merge_of_long_rows(columns, step):
+    """Which it takes a stretch at a time."""
+    outs = rng(columns).standard_normal((3, 2, 2 * columns)).astype(float32)[..., ::step][..., :columns]
+    lses = rng(1).standard_normal((3, 2)).astype(float32)
+    lses[0, 0] = -inf
+    outs[0, 0] = nan
+    assert_close(sdpa.merge(outs, lses), [x.astype(float32) for x in reference.merge(outs, lses)])
+
+
+def test_merge_of_parts_of_several_dtypes():
+    """The result has that of the first."""
+    outs, lses = rng(1).standard_normal((4, 3, 7)), rng(2).standard_normal((4, 3))
+    dtypes = [float32, float64, *HALF.values()]
+    for first in range(4):
+        order = [dtypes[first], *dtypes[:first], *dtypes[first + 1 :]]
+        of, sums = (
+            [x.astype(dtype) for x, dtype in zip(outs, order)],
+            [x.astype(dtype) for x, dtype in zip(lses, order)],
+        )
+        out, lse = sdpa.merge(of, sums)
+        exact, exact_lse = reference.merge([x.astype(float64) for x in of], [x.astype(float64) for x in sums])
+        assert out.dtype == order[0] and lse.dtype == (float64 if order[0] == float64 else float32)
+        np.testing.assert_allclose(out.astype(float64), exact, rtol=eps(order[0]), atol=eps(order[0]))
+        np.testing.assert_allclose(lse, exact_lse, rtol=1e-6)
+
+
+def test_merge_of_unaligned_parts():
+    outs, lses = rng(1).standard_normal((2, 3, 7)).astype(float32), np.zeros((2, 3), float32)
+    memory = np.zeros(outs.nbytes + 1, np.uint8)
+    shifted = memory[1:].view(float32).reshape(outs.shape)
+    shifted[...] = outs
+    into = np.zeros(outs[0].nbytes + 1, np.uint8)[1:].view(float32).reshape(outs[0].shape)
+    assert_same_bits(sdpa.merge(shifted, lses, out=into)[0], sdpa.merge(outs, lses)[0])
+
+
+def test_merge_on_any_number_of_threads(monkeypatch):
+    """Each row is summed by one."""
+    outs, lses = rng(1).standard_normal((2, 3, 900, 130)).astype(float32), rng(2).standard_normal((2, 3, 900))
+    results = []
+    for threads in 1, 2, 7:
+        monkeypatch.setenv("SDPA_NUM_THREADS", str(threads))
+        results.append(sdpa.merge(outs, lses))
+    for out, lse in results[1:]:
+        assert_same_bits(out, results[0][0])
+        assert_same_bits(lse, results[0][1])
+    assert_close(results[0], [x.astype(float32) for x in reference.merge(outs, lses)])
+
+
+def test_merge_of_one_row_gives_numbers():
+    out, lse = sdpa.merge([np.ones(3, float32)] * 2, [float32(0)] * 2)
+    assert out.tolist() == [1, 1, 1] and isinstance(lse, float32) and lse == pytest.approx(np.log(2))
+
+
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if not name.startswith("one ")])
 def test_merge_of_layouts_and_into_out(layout):
     outs, lses = zip(*parts_of(*draw(), [40, 90]))
