@@ -20,7 +20,7 @@ MASK_ELEMENTS = 2**22  # of a mask made here for some of the queries at a time
 
 
 # Options for which it does not matter where a token stands.
-ALIKE = frozenset({"scale", "softcap", "sinks", "return_lse", "out", "threads"})
+ALIKE = frozenset({"causal", "scale", "softcap", "sinks", "return_lse", "out", "threads"})
 
 
 def attend(cache, query, options, known):

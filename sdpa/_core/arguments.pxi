@@ -31,6 +31,11 @@ cdef cnp.ndarray floats(str name, given, int fewest_axes=2):
     return _checks.float_array(name, given, fewest_axes)
 
 
+def float_array(str name, given, int fewest_axes=2):
+    """`given` as an array that can be computed with."""
+    return floats(name, given, fewest_axes)
+
+
 cdef object as_given(cnp.ndarray grad, cnp.ndarray given):
     """The gradient of `given`, from that of what it was broadcast to."""
     cdef int axis

@@ -32,6 +32,12 @@ cdef class Kernel:
         cdef const sdpa_kernel *const *engines = self.isa.kernel[purpose_of(p)]
         return engines[1 if p.v == NULL and most_rows(p) <= most_of_few(self.isa, p) else 0]
 
+    def __eq__(self, other):
+        return isinstance(other, Kernel) and (<Kernel>other).isa == self.isa
+
+    def __hash__(self):
+        return <Py_ssize_t>self.isa >> 4
+
     def __repr__(self):
         return f"<sdpa kernel {self.name}>"
 

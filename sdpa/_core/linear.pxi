@@ -1,6 +1,7 @@
 # Projections, y = x W^T + bias (csrc/layer/linear.h).  Part of _core.pyx.
 cimport numpy as cnp
 from libc.stdint cimport int64_t, uintptr_t
+from libc.string cimport memcpy
 import numpy as np
 
 # Tiles of rows that are done together: a panel is read from far once for so many, which costs nothing then.
@@ -76,31 +77,55 @@ cdef struct linear_call:
 
 
 def linear(
-    Kernel kernel not None, cnp.ndarray x not None, cnp.ndarray packed not None, cnp.ndarray bias,
-    cnp.ndarray out not None, int threads,
+    Kernel kernel not None, cnp.ndarray x not None, cnp.ndarray packed not None, cnp.ndarray bias, int64_t outs, dtype,
+    threads,
 ):
-    """`out` (rows, outs) = x (rows, ins) W^T + bias, with any strides.  W is packed for the dtype of `out`, which is
-    that of x or a wider one.  `bias` is what pack_weights gave."""
+    """x (..., ins) W^T + bias, (..., outs) of `dtype`, which is that of x or a wider one.  W is packed for it; `bias`
+    is what pack_weights gave.  `threads` as the caller of the library gave it."""
     cdef crew c
     cdef linear_call call
     cdef sdpa_linear *sizes = &call.sizes
-    cdef const sdpa_kernel *table = linear_kernel(kernel, code_of(cnp.PyArray_TYPE(out)))
+    cdef cnp.npy_intp shape[MOST_LEADING + 3]
+    cdef int last = cnp.PyArray_NDIM(x) - 1, count = 1
+    cdef cnp.ndarray rows, out
+    cdef const sdpa_kernel *table
     cdef int64_t units
-    call.kernel, call.panels = table, panels_of(table, cnp.PyArray_DIM(out, 1))
-    sizes.x, sizes.out = array_of(x), array_of(out)
-    sizes.rows, sizes.ins, sizes.outs = cnp.PyArray_DIM(x, 0), cnp.PyArray_DIM(x, 1), cnp.PyArray_DIM(out, 1)
+    memcpy(shape, cnp.PyArray_DIMS(x), last * sizeof(cnp.npy_intp))
+    shape[last] = outs
+    out = cnp.PyArray_EMPTY(last + 1, shape, dtype.num, 0)
+    sizes.ins, sizes.outs = cnp.PyArray_DIM(x, last), outs
+    sizes.rows = cnp.PyArray_SIZE(out) // outs if outs else 0
+    rows = x if last == 1 or cnp.PyArray_IS_C_CONTIGUOUS(x) else x.reshape(sizes.rows, sizes.ins)
+    sizes.x, sizes.out = rows_of_all(rows), rows_of_all(out)
+    table = linear_kernel(kernel, sizes.out.dtype)
+    call.kernel, call.panels = table, panels_of(table, outs)
     sizes.weights = cnp.PyArray_DATA(packed)
     sizes.bias = NULL if bias is None else cnp.PyArray_DATA(bias)
-    if <double>sizes.ins * sizes.outs * (sizes.rows + LINEAR_READING) < LINEAR_SMALL:
-        threads = 1
+    if threads is not None or <double>sizes.ins * outs * (sizes.rows + LINEAR_READING) >= LINEAR_SMALL:
+        count = threads_of(threads)
+    if <double>sizes.ins * outs * (sizes.rows + LINEAR_READING) < LINEAR_SMALL:
+        count = 1
     units = cut_rows(sizes, table.linear_tile) * call.panels
     # A cache line that says what is copied; the sums of a block; its rows converted.
-    hire(&c, threads, 64 + <size_t>sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64) * table.real_bytes, 0)
+    hire(&c, count, 64 + <size_t>sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64) * table.real_bytes, 0)
     with nogil:
         # Neighbours go to one thread, which finds the rows in its cache.  Two that write neighbouring panels take cache
         # lines from each other.
         share(&c, run_linear, &call, units, NEIGHBOURS, 1, sizes.block_rows * table.rows * sizes.ins)
     dismiss(&c)
+    return out
+
+
+cdef sdpa_array rows_of_all(cnp.ndarray array) except *:
+    """(rows, columns), in C order if there are more axes than these."""
+    cdef sdpa_array a
+    cdef int last = cnp.PyArray_NDIM(array) - 1
+    a.data, a.dtype = cnp.PyArray_BYTES(array), code_of(cnp.PyArray_TYPE(array))
+    a.itemsize = <int>cnp.PyArray_ITEMSIZE(array)
+    a.batch, a.head, a.batches = 0, 0, NULL
+    a.column = cnp.PyArray_STRIDE(array, last)
+    a.row = cnp.PyArray_STRIDE(array, 0) if last == 1 else cnp.PyArray_DIM(array, last) * a.itemsize
+    return a
 
 
 cdef int64_t cut_rows(sdpa_linear *l, int64_t tile) noexcept:

@@ -56,17 +56,21 @@ cdef int64_t cut_rotary(sdpa_rotary *r, int real_bytes, int threads) noexcept:
 
 
 def rotate(
-    cnp.ndarray x not None, cnp.ndarray out not None, cnp.ndarray positions, double first_position,
-    cnp.ndarray frequency not None, bint interleaved, int threads,
+    cnp.ndarray x not None, cnp.ndarray out, cnp.ndarray positions, double first_position,
+    cnp.ndarray frequency not None, bint interleaved, threads,
 ):
-    """Checked arguments in, `out` filled, which may be `x`.  `positions`, if any, and `frequency` are double, in C
-    order; the frequencies rise or fall."""
+    """Checked arguments in, but for `threads`; `out` filled, which may be `x`, or a new array.  `positions`, if any,
+    and `frequency` are double, in C order; the frequencies rise or fall."""
     cdef sdpa_rotary r
-    cdef int n = cnp.PyArray_NDIM(x), real_bytes
+    cdef int n = cnp.PyArray_NDIM(x), real_bytes, count = 1
     cdef crew c
     cdef int64_t tasks
+    if threads is not None or not rotates_alone(x):
+        count = threads_of(threads)
+    if out is None:
+        out = PyArray_NewLikeArray(x, cnp.NPY_KEEPORDER, NULL, 0)
     if cnp.PyArray_SIZE(x) == 0:
-        return
+        return out
     r.x, r.out = cnp.PyArray_BYTES(x), cnp.PyArray_BYTES(out)
     r.x_row, r.x_column = cnp.PyArray_STRIDE(x, n - 2), cnp.PyArray_STRIDE(x, n - 1)
     r.out_row, r.out_column = cnp.PyArray_STRIDE(out, n - 2), cnp.PyArray_STRIDE(out, n - 1)
@@ -81,11 +85,12 @@ def rotate(
     r.largest_frequency = max(r.frequency[0], r.frequency[r.pairs - 1]) if r.pairs else 0
     share_axes(&r, x, out, positions)
     real_bytes = 8 if r.dtype == SDPA_FLOAT64 else 4
-    tasks = cut_rotary(&r, real_bytes, threads)
-    hire(&c, threads, 2 * r.task_rows * r.pairs * real_bytes, 0)
+    tasks = cut_rotary(&r, real_bytes, count)
+    hire(&c, count, 2 * r.task_rows * r.pairs * real_bytes, 0)
     with nogil:
         share(&c, rotate_task, &r, tasks, BY_CHUNKS, 1, 8 * cnp.PyArray_SIZE(x) // tasks)
     dismiss(&c)
+    return out
 
 
 cdef void rotate_task(const void *of, int64_t task, char *scratch) noexcept nogil:
@@ -96,23 +101,9 @@ cdef void rotate_task(const void *of, int64_t task, char *scratch) noexcept nogi
         sdpa_rotate_4(r, task, scratch)
 
 
-def rotates_alone(cnp.ndarray x not None):
+cpdef bint rotates_alone(cnp.ndarray x) noexcept:
     """Whether one thread is to rotate x, for being small."""
     return cnp.PyArray_SIZE(x) < ROTARY_SMALL
-
-
-def holds_floats(cnp.ndarray x not None):
-    """Whether x has a dtype of ours that is known already: a quicker yes than that of _checks.py."""
-    cdef int type_num = cnp.PyArray_TYPE(x)
-    return cnp.PyArray_ISNOTSWAPPED(x) and (
-        type_num in (cnp.NPY_FLOAT, cnp.NPY_DOUBLE, cnp.NPY_FLOAT16) or type_num == bfloat16_number)
-
-
-cdef bint are_apart_(cnp.ndarray a, cnp.ndarray b) noexcept:
-    """Both in C order."""
-    cdef char *a_at = cnp.PyArray_BYTES(a)
-    cdef char *b_at = cnp.PyArray_BYTES(b)
-    return a_at + cnp.PyArray_NBYTES(a) <= b_at or b_at + cnp.PyArray_NBYTES(b) <= a_at
 
 
 def takes_rotated(cnp.ndarray out not None, cnp.ndarray x not None, cnp.ndarray positions):
@@ -121,7 +112,7 @@ def takes_rotated(cnp.ndarray out not None, cnp.ndarray x not None, cnp.ndarray 
     cdef int axis
     if not cnp.PyArray_ISCARRAY(out) or not cnp.PyArray_IS_C_CONTIGUOUS(x):
         return False
-    if positions is not None and not (cnp.PyArray_IS_C_CONTIGUOUS(positions) and are_apart_(out, positions)):
+    if positions is not None and not (cnp.PyArray_IS_C_CONTIGUOUS(positions) and are_apart(out, positions)):
         return False
     if out is x:
         return True
@@ -130,7 +121,7 @@ def takes_rotated(cnp.ndarray out not None, cnp.ndarray x not None, cnp.ndarray 
     for axis in range(cnp.PyArray_NDIM(x)):
         if cnp.PyArray_DIM(out, axis) != cnp.PyArray_DIM(x, axis):
             return False
-    return are_apart_(out, x)
+    return are_apart(out, x)
 
 
 def all_below(cnp.ndarray numbers not None, double limit):

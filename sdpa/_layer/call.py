@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from .. import _core
 from .._attention.forward import attention, attention_weights, merge
 from .._cache.paged import PagedKVCache
-from .._checks import FLOATS, is_float, plain_array
 from .linear import Linear
 from .parts import joined
-from .rotary import LIMIT, rotary
+from .rotary import LIMIT, turn
 
 
 def inputs(layer, x, context, value_context, cache):
@@ -45,16 +45,14 @@ def inputs(layer, x, context, value_context, cache):
 
 
 def _rows(name, given, size):
-    rows = plain_array(name, given)
-    if not is_float(rows.dtype):
-        raise TypeError(f"{name} has dtype {rows.dtype}: it must be {' or '.join(FLOATS)}, in native byte order")
+    rows = _core.float_array(name, given, 0)
     if rows.ndim not in (2, 3) or rows.shape[-1] != size:
         raise ValueError(f"{name} has shape {rows.shape}: it must have two or three axes, the last one of {size}")
     return rows
 
 
 def _widths_match(layer, name, *widths):
-    if len(set(widths)) > 1:
+    if any(width != widths[0] for width in widths):
         raise ValueError(
             f"{name} is None, and embed_dim, kdim and vdim are {layer.embed_dim}, {layer.kdim}, {layer.vdim}: "
             "it must be given"
@@ -64,7 +62,7 @@ def _widths_match(layer, name, *widths):
 def check_positions(layer, positions, x):
     if positions is None:
         return
-    if layer._rotary is None:
+    if layer._turns is None:
         raise ValueError(f"positions is {positions!r}: without rotary it must be None")
     shape, (batch, count, _) = np.shape(positions), x.shape
     if shape not in ((), (count,), (1, count), (batch, count)):
@@ -85,17 +83,12 @@ def heads(layer, x, context, value_context, threads):
 
 def _project(layer, first, last, rows, threads):
     """Of query, key and value (0, 1, 2) those from `first` to `last`, as (B, heads, rows, size)."""
-    begin, *ends = layer._ends[first : last + 1]
     linear = layer._in.get((first, last))
     if linear is None:
         linear = layer._in[first, last] = _linear(layer, first, last)
     result = linear(rows, threads)
-    found = []
-    for end, size in zip(ends, (layer.head_dim, layer.head_dim, layer.value_dim)[first:last]):
-        part = result[..., begin - layer._ends[first] : end - layer._ends[first]]
-        found.append(part.reshape(*part.shape[:2], (end - begin) // size, size).swapaxes(1, 2))
-        begin = end
-    return found
+    begin = layer._ends[first]
+    return [_core.split_heads(result, at - begin, count, size) for at, count, size in layer._heads[first:last]]
 
 
 def _linear(layer, first, last):
@@ -107,7 +100,7 @@ def _linear(layer, first, last):
     return Linear(weight, None if layer.in_proj_bias is None else layer.in_proj_bias[rows])
 
 
-def turn(layer, query, key, place, own, positions, q_offset, threads):
+def turn_heads(layer, query, key, place, own, positions, q_offset, threads):
     """Rotary embedding in place; own: it is self-attention.  Returns the keys, which one context for all batches may
     have more of afterwards."""
     count, key_count = query.shape[2], key.shape[2]
@@ -123,26 +116,26 @@ def turn(layer, query, key, place, own, positions, q_offset, threads):
         at = at_key if own else place.places(place.total(key_count) - count, count)
     if np.ndim(at_key) == 2 and len(key) < len(at_key):  # it stands elsewhere in each
         key = np.repeat(key, len(at_key), axis=0)
-    rotary(query, at, out=query, threads=threads, **layer._rotary)
-    return rotary(key, at_key, out=key, threads=threads, **layer._rotary)
+    turn(query, at, *layer._turns, threads)
+    return turn(key, at_key, *layer._turns, threads)
 
 
-def attend(query, place, extra, return_weights, **options):
+def attend(query, place, extra, return_weights, options):
     """out (B, H, M, E), and the weights (B, H, M, N) or None."""
     if extra is None:
-        out = place.attend(query, **options)
-        return out, place.weights(query, **options) if return_weights else None
+        out = place.attend(query, options)
+        return out, place.weights(query, options) if return_weights else None
     # The extra keys are a part of their own, which no mask concerns.  It has the sinks, as it always sees something.
     with np.errstate(all="ignore"):
         key, value = (rows.astype(query.dtype) for rows in extra)
-    of_extra = {name: options[name] for name in ("scale", "softcap", "sinks", "threads")}
-    options["sinks"] = None
-    out, lse = place.attend(query, return_lse=True, **options)
+    of_extra = {name: options[name] for name in ("scale", "softcap", "sinks", "threads") if name in options}
+    options = {name: given for name, given in options.items() if name != "sinks"}
+    out, lse = place.attend(query, options | {"return_lse": True})
     extra_out, extra_lse = attention(query, key, value, return_lse=True, **of_extra)
     weights = None
     merged, both = merge([out, extra_out], [lse, extra_lse])
     if return_weights:
-        parts = (place.weights(query, **options), lse), (attention_weights(query, key, **of_extra), extra_lse)
+        parts = (place.weights(query, options), lse), (attention_weights(query, key, **of_extra), extra_lse)
         weights = np.concatenate([_share(*part, both) for part in parts], axis=-1)
     return merged, weights
 

@@ -72,19 +72,19 @@ class CallKeys:
     def total(self, count):
         return count if self.kv_lengths is None else self.kv_lengths
 
-    def attend(self, query, **options):
+    def attend(self, query, options):
         return attention(query, self.key, self.value, **self._placed(options))
 
     def check_weights(self):
         pass
 
-    def weights(self, query, **options):
+    def weights(self, query, options):
         return attention_weights(query, self.key, **self._placed(options))
 
     def _placed(self, options):
         if self.kv_lengths is None:
             return options
-        if self.own and options["q_offset"] is None:
+        if self.own and options.get("q_offset") is None:
             options = options | {"q_offset": 0}  # row i of x is query i and key i, whatever the padding
         return options | {"kv_lengths": self.kv_lengths}
 
@@ -112,21 +112,19 @@ class CachedKeys:
     def total(self, count):
         return self.before + (count if self.kv_lengths is None else self.kv_lengths)
 
-    def attend(self, query, **options):
+    def attend(self, query, options):
         return self.cache.attend(query, **self._placed(query, options))
 
     def check_weights(self):
         if self.cache.window is not None or self.cache.dtype == np.int8:
             raise ValueError(f"return_weights is True and cache {self.cache}: it must have no window and not be int8")
 
-    def weights(self, query, **options):
-        options = self._placed(query, options)
-        if options["q_offset"] is None:
-            options["q_offset"] = self.cache.lengths - query.shape[-2]
-        return attention_weights(query, self.cache.keys, kv_lengths=self.cache.lengths, **options)
+    def weights(self, query, options):
+        options = {"q_offset": self.cache.lengths - query.shape[-2]} | self._placed(query, options)
+        return attention_weights(query, self.cache.keys, **options, kv_lengths=self.cache.lengths)
 
     def _placed(self, query, options):
-        if self.kv_lengths is None or options["q_offset"] is not None:
+        if self.kv_lengths is None or options.get("q_offset") is not None:
             return options
         return options | {"q_offset": self.before if self.own else self.cache.lengths - query.shape[-2]}
 
@@ -164,11 +162,9 @@ class PagedKeys:
     def undo(self):
         self.cache._pool.restore(self.states, self.snapshot)
 
-    def attend(self, query, return_lse=False, **options):
-        result = self.cache.attend(
-            query[0].swapaxes(0, 1), self.sequences, cu_seqlens_q=self.begins, return_lse=return_lse, **options
-        )
-        if return_lse:
+    def attend(self, query, options):
+        result = self.cache.attend(query[0].swapaxes(0, 1), self.sequences, cu_seqlens_q=self.begins, **options)
+        if "return_lse" in options:
             return result[0].swapaxes(0, 1)[None], result[1].T[None]
         return result.swapaxes(0, 1)[None]
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .. import _core
 from .._cache.kv import KVCache
 from .._cache.paged import PagedKVCache
 from .._cache.store import whole_number
+from .._checks import flag
+from .._options import InputOptions, takes
 from .._runtime import threads as _threads
 from . import convert
-from .call import attend, check_positions, heads, inputs, turn
+from .call import attend, check_positions, heads, inputs, turn_heads
 from .keys import keys_for
 from .linear import Linear
-from .parts import Norm, extra_keys, flag, input_weights, rotary_options, vector_or_none, weight_array
+from .parts import Norm, extra_keys, input_weights, turns, vector_or_none, weight_array
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+CALL = takes("__call__", InputOptions, causal=None)
 
 Rotary: TypeAlias = "bool | float | dict[str, Any] | None"
 QKNorm: TypeAlias = "bool | Sequence[ArrayLike] | dict[str, Any] | None"
@@ -89,6 +97,8 @@ class MultiHeadAttention:
         )
         self.q_proj_weight, self.k_proj_weight, self.v_proj_weight = separate
         self._ends = np.cumsum([0, *rows]).tolist()
+        counts, sizes = (self.num_heads, self.kv_heads, self.kv_heads), (self.head_dim, self.head_dim, self.value_dim)
+        self._heads = list(zip(self._ends, counts, sizes))  # where those of queries, keys and values begin
         self.in_proj_bias = vector_or_none("in_proj_bias", in_proj_bias, sum(rows), "as many as in_proj has rows")
         heads = self.num_heads * self.value_dim
         axes = "(out_dim, num_heads * value_dim)"
@@ -100,7 +110,7 @@ class MultiHeadAttention:
         self.bias_v = vector_or_none("bias_v", bias_v, rows[2], "(kv_heads * value_dim,)")
         self.add_zero_attn = flag("add_zero_attn", add_zero_attn)
         self._extra = extra_keys(self)
-        self.rotary, self._rotary = rotary, rotary_options(rotary, self.head_dim)
+        self.rotary, self._turns = rotary, turns(rotary, self.head_dim)
         self.qk_norm, self._norm = qk_norm, None if qk_norm is None else Norm(qk_norm, self.head_dim)
         self.batch_first = flag("batch_first", batch_first)
         _threads.count(threads)
@@ -179,14 +189,12 @@ class MultiHeadAttention:
         """
         return KVCache(batch, self.kv_heads, self.head_dim, value_dim=self.value_dim, **options)
 
+    @CALL
     def __call__(
         self, x: ArrayLike, context: ArrayLike | None = None, *, value_context: ArrayLike | None = None,
-        causal: bool | None = None, mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-        window: Sequence[int | None] | None = None, cache: KVCache | PagedKVCache | None = None,
-        sequences: int | Sequence[int] | None = None, cu_seqlens: ArrayLike | None = None,
-        kv_lengths: ArrayLike | None = None, q_offset: ArrayLike | None = None, scale: float | None = None,
-        softcap: float | None = None, sinks: ArrayLike | None = None, alibi_slopes: ArrayLike | None = None,
-        positions: ArrayLike | None = None, return_weights: bool = False, threads: int | None = None,
+        cache: KVCache | PagedKVCache | None = None, sequences: int | Sequence[int] | None = None,
+        cu_seqlens: ArrayLike | None = None, positions: ArrayLike | None = None, return_weights: bool = False,
+        **options: Unpack[InputOptions],
     ) -> Any:  # fmt: skip
         """x (B, M, embed_dim) gives (B, M, out_dim); without B, both are.
 
@@ -210,28 +218,27 @@ class MultiHeadAttention:
         return_weights : also return the weights (B, num_heads, M, N), N including what was in the cache.  The keys of
             bias_k and add_zero_attn come last.  Not with a window or int8 in the cache, nor with pages.
         """
+        CALL.check(options)
         x, context, value_context, batched = inputs(self, x, context, value_context, cache)
         check_positions(self, positions, x)
-        if return_weights is not True and return_weights is not False:
-            raise TypeError(f"return_weights is {return_weights!r}: it must be True or False")
-        threads = self.threads if threads is None else threads
+        return_weights = flag("return_weights", return_weights)
+        kv_lengths, q_offset, threads = options.pop("kv_lengths", None), options.get("q_offset"), options.get("threads")
+        if threads is None:
+            threads = options["threads"] = self.threads
         place = keys_for(cache, sequences, cu_seqlens, x=x, context=context, kv_lengths=kv_lengths, layer=self)
+        if options.get("causal") is None:
+            options["causal"] = place.causal
         if return_weights:
             place.check_weights()
         query, key, value = heads(self, x, context, value_context, threads)
         if self._norm is not None:
             self._norm.apply(query, key)
-        if self._rotary is not None:
-            key = turn(self, query, key, place, context is None, positions, q_offset, threads)
+        if self._turns is not None:
+            key = turn_heads(self, query, key, place, context is None, positions, q_offset, threads)
         place.append(key, value)
         try:
-            out, weights = attend(
-                query, place, self._extra, return_weights, mask=mask, bias=bias,
-                causal=place.causal if causal is None else causal, window=window, q_offset=q_offset, scale=scale,
-                softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes, threads=threads,
-            )  # fmt: skip
-            out = out.swapaxes(1, 2)  # (B, M, num_heads, value_dim) lies in this order
-            out = self._out(out.reshape(*out.shape[:2], self.num_heads * self.value_dim), threads)
+            out, weights = attend(query, place, self._extra, return_weights, options)
+            out = self._out(_core.join_heads(out), threads)
         except BaseException:
             place.undo()
             raise
@@ -255,7 +262,7 @@ class MultiHeadAttention:
         if (self.kdim, self.vdim) != (self.embed_dim, self.embed_dim):
             parts.append(f"contexts of {self.kdim} and {self.vdim}")
         parts.append(self.q_proj_weight.dtype.name)
-        named = dict(rotary=self._rotary, qk_norm=self._norm, bias_kv=self.bias_k)
+        named = dict(rotary=self._turns, qk_norm=self._norm, bias_kv=self.bias_k)
         parts += [name for name, there in named.items() if there is not None]
         parts += ["add_zero_attn"] * bool(self.add_zero_attn) + ["batch second"] * (not self.batch_first)
         return f"<sdpa.MultiHeadAttention {', '.join(parts)}>"

@@ -4,13 +4,10 @@ NumPy's BLAS would do that for float32 and float64, but its idle threads go on s
 (csrc/README.md has the numbers), and it knows no half types.
 """
 
-import math
-
 import numpy as np
 
 from .. import _core
 from .._runtime import kernels
-from .._runtime import threads as _threads
 
 
 class Linear:
@@ -27,17 +24,13 @@ class Linear:
 
     def __call__(self, x, threads=None, dtype=None):
         """(..., ins) to (..., outs), of the same dtype, or a wider `dtype`."""
-        outs, ins = self.weight.shape
-        rows = math.prod(x.shape[:-1])
-        out = np.empty((rows, outs), x.dtype if dtype is None else dtype)
         kernel = kernels.default
-        _core.linear(kernel, x.reshape(rows, ins), *self._pack(kernel, out.dtype), out, _threads.count(threads))
-        return out.reshape(*x.shape[:-1], outs)
+        dtype = x.dtype if dtype is None else dtype
+        packed = self._packed.get((kernel, dtype))
+        if packed is None:
+            packed = self._packed[kernel, dtype] = self._pack(kernel, dtype)
+        return _core.linear(kernel, x, *packed, len(self.weight), dtype, threads)
 
     def _pack(self, kernel, dtype):
-        key = kernel.name, dtype
-        if key not in self._packed:
-            with np.errstate(all="ignore"):
-                weight = self.weight.astype(dtype, copy=False)
-                self._packed[key] = _core.pack_weights(kernel, weight, self.bias)
-        return self._packed[key]
+        with np.errstate(all="ignore"):
+            return _core.pack_weights(kernel, self.weight.astype(dtype, copy=False), self.bias)

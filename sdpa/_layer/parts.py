@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 
-from .._checks import FLOATS, is_float, plain_array, sum_dtype
-from .rotary import rotary
+from .. import _core
+from .._checks import flag, sum_dtype
+from .rotary import turns_of
 
 ROTARY = ("base", "interleaved", "dim")
 NORM = ("query", "key", "eps", "center")
@@ -13,9 +14,7 @@ NORM = ("query", "key", "eps", "center")
 
 def weight_array(name, given, shape, axes):
     """A read-only view, if `given` holds floats and has `shape`, in which None is any size.  `axes` says what it is."""
-    array = plain_array(name, given)
-    if not is_float(array.dtype):
-        raise TypeError(f"{name} has dtype {array.dtype}: it must be {' or '.join(FLOATS)}, in native byte order")
+    array = _core.float_array(name, given, 0)
     if array.ndim != len(shape) or any(want is not None and n != want for n, want in zip(array.shape, shape)):
         wanted = ", ".join("any" if n is None else str(n) for n in shape) + "," * (len(shape) == 1)
         raise ValueError(f"{name} has shape {array.shape}: it must be ({wanted}), {axes}")
@@ -26,12 +25,6 @@ def weight_array(name, given, shape, axes):
 
 def vector_or_none(name, given, size, axes):
     return None if given is None else weight_array(name, given, (size,), axes)
-
-
-def flag(name, given):
-    if given is not True and given is not False and not isinstance(given, np.bool_):
-        raise TypeError(f"{name} is {given!r}: it must be True or False")
-    return bool(given)
 
 
 def input_weights(packed, separate, rows, widths):
@@ -136,8 +129,9 @@ def _eps(given):
     return eps
 
 
-def rotary_options(given, head_dim):
-    """The options of `rotary` that are meant, checked; None for no rotary embedding."""
+def turns(given, head_dim):
+    """What `turn` of rotary.py needs for the options of `rotary` that are meant, checked; None for no rotary
+    embedding."""
     if given is None:
         return None
     if given is True:
@@ -151,8 +145,7 @@ def rotary_options(given, head_dim):
         raise TypeError(f"rotary is {given!r}: it must be True, a base, a dict of {', '.join(ROTARY)}, or None")
     if head_dim % 2 and options.get("dim") is None:
         raise ValueError(f"head_dim is {head_dim} and rotary {given!r}: head_dim must be even, or dim given in rotary")
-    rotary(np.zeros((0, head_dim)), 0, **options)  # checks them
-    return options
+    return turns_of(np.zeros((0, head_dim)), **options)
 
 
 def _known(name, given, names):

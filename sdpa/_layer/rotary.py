@@ -8,8 +8,7 @@ import operator
 import numpy as np
 
 from .. import _core
-from .._checks import FLOATS, check_out, is_float, plain_array
-from .._runtime import threads as _threads
+from .._checks import check_out, flag, plain_array
 
 LIMIT = 2**53  # up to here float64 holds every whole number
 
@@ -51,23 +50,24 @@ def rotary(x, positions, *, base=10000.0, interleaved=False, dim=None, out=None,
     array([[ 3.,  4.],
            [-4.,  3.]])
     """
-    if type(x) is not np.ndarray or not _core.holds_floats(x):
-        x = plain_array("x", x)
-        if not is_float(x.dtype):
-            raise TypeError(f"x has dtype {x.dtype}: it must be {' or '.join(FLOATS)}, in native byte order")
-    if x.ndim < 2:
-        raise ValueError(f"x has shape {x.shape}: it must have at least two axes")
-    if interleaved is not True and interleaved is not False and not isinstance(interleaved, np.bool_):
-        raise TypeError(f"interleaved is {interleaved!r}: it must be True or False")
-    frequency = _frequencies(_base(base), _dim(dim, x))
+    x = _core.float_array("x", x)
+    frequency, interleaved = turns_of(x, base, interleaved, dim)
     first, rows = _positions(positions, x)
-    threads = 1 if threads is None and _core.rotates_alone(x) else _threads.count(threads)
-    if out is None:
-        out = np.empty_like(x, subok=False)
-    else:
+    if out is not None:
         _check_out(out, x, positions)
-    _core.rotate(x, out, rows, first, frequency, bool(interleaved), threads)
-    return out
+    return _core.rotate(x, out, rows, first, frequency, interleaved, threads)
+
+
+def turns_of(x, base=10000.0, interleaved=False, dim=None):
+    """The frequencies of the pairs of x, and whether these are interleaved; checked."""
+    interleaved = flag("interleaved", interleaved)
+    return _frequencies(_base(base), _dim(dim, x)), interleaved
+
+
+def turn(x, positions, frequency, interleaved, threads):
+    """The same in place, with x and all but `positions` checked."""
+    first, rows = _positions(positions, x)
+    return _core.rotate(x, x, rows, first, frequency, interleaved, threads)
 
 
 def _dim(dim, x):

@@ -61,9 +61,9 @@ class MultiHeadAttention:
         self.rotary, self.qk_norm, self.batch_first = rotary, qk_norm, batch_first
 
     def __call__(
-        self, x, context=None, *, value_context=None, causal=None, mask=None, bias=None, window=None, kv_lengths=None,
-        q_offset=None, scale=None, softcap=None, sinks=None, alibi_slopes=None, positions=None, return_weights=False,
-        threads=None, dtype=None,
+        self, x, context=None, *, value_context=None, positions=None, return_weights=False, mask=None, bias=None,
+        causal=None, window=None, q_offset=None, kv_lengths=None, scale=None, softcap=None, sinks=None,
+        alibi_slopes=None, threads=None, dtype=None,
     ):  # fmt: skip
         """The result, or (result, weights). All that is rounded to `dtype` is: inputs, weights, heads, and results."""
         own = context is None

@@ -44,7 +44,7 @@ def test_who_knows_which_options(name):
     assert known & ALL == TAKES[name]
 
 
-@pytest.mark.parametrize("name", [name for name in TAKES if "Multi" not in name])
+@pytest.mark.parametrize("name", TAKES)
 def test_an_unknown_option_is_named(name):
     query, key, value = draw(B=1)
     packed = [x[0].swapaxes(0, 1) for x in (query, key, value)]
@@ -57,7 +57,10 @@ def test_an_unknown_option_is_named(name):
         "attention_varlen_backward": (packed[0], *packed, packed[0], packed[0]),
     }
     more = {"cu_seqlens_q": [0, 37], "cu_seqlens_k": [0, 133]} if "varlen" in name else {}
-    if "Cache" in name:
+    if "Multi" in name:
+        layer = sdpa.MultiHeadAttention(20, 1, in_proj_weight=np.ones((60, 20)), out_proj_weight=np.ones((20, 20)))
+        call = lambda **wrong: layer(query[0, 0], **wrong)  # noqa: E731
+    elif "Cache" in name:
         cache = sdpa.KVCache(1, 2, 20) if name[0] == "K" else sdpa.PagedKVCache(9, 4, 2, 20)
         call = lambda **wrong: cache.attend(query[0], *([] if name[0] == "K" else [cache.allocate()]), **wrong)  # noqa: E731
     else:

@@ -63,9 +63,9 @@ LAYER = {
         "qk_norm=None, batch_first=True, threads=None)"
     ),
     "MultiHeadAttention.__call__": (
-        "(self, x, context=None, *, value_context=None, causal=None, mask=None, bias=None, window=None, cache=None, "
-        "sequences=None, cu_seqlens=None, kv_lengths=None, q_offset=None, scale=None, softcap=None, sinks=None, "
-        "alibi_slopes=None, positions=None, return_weights=False, threads=None)"
+        "(self, x, context=None, *, value_context=None, cache=None, sequences=None, cu_seqlens=None, positions=None, "
+        "return_weights=False, mask=None, bias=None, causal=None, window=None, q_offset=None, kv_lengths=None, "
+        "scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None)"
     ),
     "MultiHeadAttention.from_torch": (
         "(module, *, num_heads=None, prefix='', batch_first=None, add_zero_attn=None, rotary=None, qk_norm=None, "
