@@ -12,6 +12,7 @@ import numpy as np
 # Names of the dtypes that can be computed with, narrow before wide.  NumPy has no bfloat16 of its own: it comes from
 # the package ml_dtypes, is known by its name, and that package is never imported.
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+NUMBERS = frozenset(np.dtype(name).num for name in FLOATS if name != "bfloat16")
 INT64 = np.iinfo(np.int64)
 MOST_AXES = 32  # of an array: NumPy 1 has no more, and NumPy 2, which has 64, broadcasts no more
 
@@ -40,11 +41,14 @@ def overlaps_itself(array):
 
 def is_float(dtype):
     """Whether it can be computed with."""
-    if dtype.name == "bfloat16":
-        from ._core import know_bfloat16  # which imports this module
+    if dtype.num in NUMBERS:
+        return dtype.isnative
+    if dtype.name != "bfloat16":
+        return False
+    from ._core import know_bfloat16  # which imports this module
 
-        know_bfloat16(dtype)
-    return dtype.name in FLOATS and dtype.isnative
+    know_bfloat16(dtype)
+    return dtype.isnative
 
 
 def sum_dtype(dtype):

@@ -14,7 +14,6 @@ from .._checks import (
     window_and_causal,
 )
 from .._runtime import kernels
-from .files import ARRAYS
 
 MASK_ELEMENTS = 2**22  # of a mask made here for some of the queries at a time
 
@@ -30,9 +29,9 @@ def attend(cache, query, options, known):
     if cache.window is None:
         offset = now.aligned[1] if now.aligned is not None and now.aligned[0] == count else None
         return attend_rows(cache, query, len(cache), now.lengths, offset, options, known)
-    rows = cache.seen_whole(count) if options.keys() <= ALIKE else 0
-    if rows:
-        return attend_rows(cache, query, rows, None, None, options, known)
+    seen = cache.seen_by_one() if count == 1 and options.keys() <= ALIKE else None
+    if seen is not None:
+        return attend_rows(cache, query, *seen, None, options, known)
     known.check(options)
     return attend_window(cache, _core.cached_query(kernels.default, cache, query), options, known)
 
@@ -65,11 +64,9 @@ def attend_window(cache, query, options, known):
     left, right = window_and_causal(options.pop("window", None), options.pop("causal", True))
     options["causal"] = False
     if q_len == 1 and not positions_matter and (first == lengths - 1).all():
-        level = (lengths <= keep + window) & (floors <= keep)
-        full = (lengths - floors == cache._now.ring) & (cache._now.ring == window)
-        if (level | full).all():  # the query sees all that is there
-            there = None if cache._now.length >= 0 else np.minimum(lengths, rows)
-            return attend_rows(cache, query, rows, there, None, options, known)
+        seen = cache.seen_by_one()
+        if seen is not None:
+            return attend_rows(cache, query, *seen, None, options, known)
     if straight and keep == 0:
         left = window - 1 if left is None else min(left, window - 1)
         options["window"] = left, 0 if right is None else min(right, 0)
@@ -92,7 +89,7 @@ def attend_masked(cache, query, first, rows, left, right, options, known):
     shape = (*query.shape[:-1], cache.value_dim)
     inputs = {"query": query, "mask": mask, "bias": bias}
     if out is not None:
-        check_out(out, shape, query.dtype, inputs | dict(zip(ARRAYS, cache._now.arrays)))
+        check_out(out, shape, query.dtype, inputs | cache._now.memory.arrays)
     else:
         out = np.empty_like(query, shape=shape, subok=False)
     lse = np.empty(query.shape[:-1], sum_dtype(query.dtype))

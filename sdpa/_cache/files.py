@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .. import _core
 from .._checks import FLOATS, whole_numbers
 from .store import UNBOUNDED, Memory, new_array, whole_number, without_padding
 
@@ -57,7 +58,7 @@ def save(cache, path):
         "lengths": lengths.tolist(), "floors": floors.tolist(),
     }  # fmt: skip
     with _hidden_folder(path) as temporary:
-        for name, array in zip(ARRAYS, now.arrays):
+        for name, array in now.memory.arrays.items():
             array = array[:, :, :rows]
             if now.length < 0:  # in place of what happens to be in memory
                 array = without_padding(array, np.minimum(lengths, rows))
@@ -82,13 +83,14 @@ def load(kind, path, mmap):
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path}: cache.json is damaged: {error}") from error
         # What the files hold is looked at before memory is taken for any of it.
-        found = [_NpyFile(path, f"{name}.npy", files) for name, _ in zip(ARRAYS, cache._now.arrays)]
-        for file, like in zip(found, cache._now.arrays):
-            file.check((*like.shape[:2], rows, like.shape[3]), _plain_bits(like).dtype)
-        arrays = [
-            (file.mapped() if mmap else file.read()).view(like.dtype) for file, like in zip(found, cache._now.arrays)
-        ]
-    cache.commit(cache.state_of(Memory(arrays, cache, frozen=bool(mmap)), *numbers))
+        new = cache._now.memory.arrays
+        found = {name: _NpyFile(path, f"{name}.npy", files) for name in new}
+        for name, like in new.items():
+            found[name].check((*like.shape[:2], rows, like.shape[3]), _plain_bits(like).dtype)
+        arrays = {name: (file.mapped() if mmap else file.read()).view(new[name].dtype) for name, file in found.items()}
+    keys = _core.Operand(arrays["keys"], arrays.get("key_scales"), cache.group)
+    values = _core.Operand(arrays["values"], arrays.get("value_scales"), cache.group)
+    cache.commit(cache.state_of(Memory(keys, values, cache, frozen=bool(mmap)), *numbers))
     return cache
 
 

@@ -203,22 +203,22 @@ class KVCache(Store):
         This is a view.  Appending does not change what it shows, unless `truncate` or the window gave up its place.
         With a window it may be a copy.  With int8 these are whole numbers: see `key_scales`.
         """
-        return self.readable(self._now.arrays[0])
+        return self.readable(self._now.keys.numbers)
 
     @property
     def values(self):
         """Values (B, G, N, E), as `keys`."""
-        return self.readable(self._now.arrays[1])
+        return self.readable(self._now.values.numbers)
 
     @property
     def key_scales(self):
         """With int8, (B, G, N, groups) float32: key d is keys[..., d] * key_scales[..., d // group]; else None."""
-        return self.readable(self._now.arrays[2]) if self.dtype == np.int8 else None
+        return None if self._now.keys.scales is None else self.readable(self._now.keys.scales)
 
     @property
     def value_scales(self):
         """As `key_scales`."""
-        return self.readable(self._now.arrays[3]) if self.dtype == np.int8 else None
+        return None if self._now.values.scales is None else self.readable(self._now.values.scales)
 
     @property
     def lengths(self):
@@ -230,7 +230,7 @@ class KVCache(Store):
     @property
     def nbytes(self):
         """Bytes of the arrays, with the room in them; what forks share counts for each."""
-        return sum(array.nbytes for array in self._now.arrays)
+        return sum(array.nbytes for array in self._now.memory.arrays.values())
 
     def __len__(self):
         return self._now.length if self._now.length >= 0 else int(self._now.lengths.max())

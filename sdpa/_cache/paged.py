@@ -156,14 +156,15 @@ class PagedKVCache:
         (10, 6)
         """
         one, numbers, states = self._find_all(sequences)
-        if len({id(state) for state in states}) < len(states):
+        if len(states) > 1 and len({id(state) for state in states}) < len(states):
             raise ValueError(f"sequences are {numbers}: none may be there twice")
-        key = self._tokens("key", key, self.head_dim, one)
-        value = self._tokens("value", value, self.value_dim, one)
-        if len(key) != len(value):
-            raise ValueError(f"key has {len(key)} tokens and value {len(value)}: they must have the same")
-        begins = rows_of("cu_seqlens", cu_seqlens, "key", len(key), len(states), one)
-        self._pool.append(states, begins, key, value)
+        key = self._tokens("key", key, self._pool.keys, one)
+        value = self._tokens("value", value, self._pool.values, one)
+        rows, value_rows = (key.shape[1], value.shape[1]) if one else (len(key), len(value))
+        if rows != value_rows:
+            raise ValueError(f"key has {rows} tokens and value {value_rows}: they must have the same")
+        begins = rows_of("cu_seqlens", cu_seqlens, "key", rows, len(states), one)
+        self._pool.append(states, begins, key, value, one)
 
     @ATTEND
     def attend(
@@ -236,12 +237,15 @@ class PagedKVCache:
             raise TypeError(f"sequences is {sequences!r}: it must be a sequence, or a list of them") from None
         return False, numbers, [self._find(number) for number in numbers]
 
-    def _tokens(self, name, rows, size, one):
-        """As (T, G, size), of the dtype of the cache, the last axis without gaps."""
-        rows = one_sequence(name, rows).swapaxes(0, 1) if one else packed_rows(name, rows)
-        if rows.shape[1:] != (self.kv_heads, size):
-            given = f"{rows.shape[1]} heads of size {rows.shape[2]}"
-            raise ValueError(f"{name} has {given}: the cache has {self.kv_heads} heads, and {size} is the size")
+    def _tokens(self, name, rows, pool, one):
+        """As (T, G, size), or for one sequence (G, T, size), of the dtype of the cache, the last axis without gaps."""
+        if _core.fits_pages(rows, pool, one):
+            return rows
+        rows = one_sequence(name, rows) if one else packed_rows(name, rows)
+        heads, size, wanted = rows.shape[0 if one else 1], rows.shape[2], pool.shape[3]
+        if heads != self.kv_heads or size != wanted:
+            given = f"{heads} heads of size {size}"
+            raise ValueError(f"{name} has {given}: the cache has {self.kv_heads} heads, and {wanted} is the size")
         with np.errstate(over="ignore", invalid="ignore"):
             rows = rows.astype(self.dtype, copy=False)
         return rows if rows.strides[2] == rows.itemsize else rows.copy()
@@ -251,6 +255,23 @@ class PagedKVCache:
         of memory then, which is read faster (see csrc/README.md).  Zeros, so that nobody reads NaN where nothing was
         written: they cost nothing before they are touched."""
         return np.zeros((self.kv_heads, self.pages, self.page_size, size), self.dtype).swapaxes(0, 1)
+
+
+# What a layer needs, which appends to a cache before it attends, and takes that back where it fails.
+
+
+def find_all(cache, sequences):
+    """Whether it is one sequence, and the lists of all numbers and of their states."""
+    return cache._find_all(sequences)
+
+
+def snapshot(cache, states):
+    """What `restore` needs to take back an append to these."""
+    return cache._pool.snapshot(states)
+
+
+def restore(cache, states, marks):
+    cache._pool.restore(states, marks)
 
 
 def _count(name, number, least=0):

@@ -32,7 +32,7 @@ class Store(_core.CacheBase):
     def begin_empty(self):
         none = np.zeros(1, np.int64)
         ring = UNBOUNDED if self.window is None else self.window
-        self.commit(_core.CacheState(Memory(self._new_arrays(0), self), none, none, ring, 1, 0, 0, None))
+        self.commit(_core.CacheState(Memory(*self._new_operands(0), self), none, none, ring, 1, 0, 0, None))
 
     def write(self, key, value, before, floors, added, aligned):
         """Put rows of `key` and `value`, added[b] of them, after the before[b] that there are."""
@@ -53,9 +53,11 @@ class Store(_core.CacheBase):
             floors = np.maximum(floors, after - ring)
         state = self.state_of(memory, after, floors, ring, extra, idle, aligned)
         if in_place and self.window is not None:  # a new row takes the place of an old one
-            self.commit(state, self._stored(key, value), self._now, ring, added)
+            stored = self._stored("key", key, memory.keys) + self._stored("value", value, memory.values)
+            self.commit(state, stored, self._now, ring, added)
         else:  # nobody sees these rows yet
-            self._put(key, value, memory.arrays, before, after, ring)
+            for name, rows, operand in ("key", key, memory.keys), ("value", value, memory.values):
+                self._put(name, rows, operand, before, after, ring)
             self.commit(state)
 
     def state_of(self, memory, lengths, floors, ring, extra, idle, aligned=None):
@@ -79,38 +81,24 @@ class Store(_core.CacheBase):
         else:  # what was there has been copied, not written
             self.commit(state)
 
-    def _put(self, key, value, arrays, before, after, ring):
+    def _put(self, name, rows, operand, before, after, ring):
         for batches, begin, end in alike(before, after):
             at = begin
             while at < end:
                 slot, run = self._slot(at, ring, end)
-                there, new = (batches, slice(None), slice(slot, slot + run)), slice(at - begin, at - begin + run)
-                into = [array[there] for array in arrays]
-                if len(into) == 4:
-                    self._quantise(key[batches, :, new], value[batches, :, new], into)
-                else:
-                    with np.errstate(all="ignore"):
-                        for target, source in zip(into, (key, value)):
-                            target[...] = source[batches, :, new]
+                new = rows[batches, :, at - begin : at - begin + run]
+                convert(name, new, [array[batches, :, slot : slot + run] for array in operand.arrays], operand.group)
                 at += run
 
-    def _stored(self, key, value):
-        """Copies as the arrays hold them."""
-        if self.dtype == np.int8:
-            rows = self._new_arrays(key.shape[2])
-            self._quantise(key, value, rows)
-            return rows
-        with np.errstate(all="ignore"):
-            return [row.astype(self.dtype, order="C") for row in (key, value)]
-
-    def _quantise(self, key, value, into):
-        for name, source, out, scales in zip(("key", "value"), (key, value), into[:2], into[2:]):
-            if not _core.quantise(source, out, scales, self.group):
-                raise ValueError(f"{name} holds NaN or inf, or a number beyond float32: int8 has none")
+    def _stored(self, name, rows, operand):
+        """Copies as the arrays of the operand hold them."""
+        into = [np.empty((*rows.shape[:3], array.shape[3]), array.dtype) for array in operand.arrays]
+        convert(name, rows, into, operand.group)
+        return into
 
     def _moved(self, before, floors, ring, room):
         """New memory with the tokens that are there, in a ring of another size; and what floors they have then."""
-        arrays = self._new_arrays(room)
+        new = Memory(*self._new_operands(room), self)
         if ring != UNBOUNDED:
             floors = np.maximum(floors, before - ring)
         for batches, kept, begin, end in alike(np.minimum(before, self.keep), np.maximum(floors, self.keep), before):
@@ -118,10 +106,10 @@ class Store(_core.CacheBase):
                 while at < stop:
                     source, run = self._slot(at, self._now.ring, stop)
                     target, run = self._slot(at, ring, at + run)
-                    for old, new in zip(self._now.memory.arrays, arrays):
-                        new[batches, :, target : target + run] = old[batches, :, source : source + run]
+                    for old, array in zip(self._now.memory.arrays.values(), new.arrays.values()):
+                        array[batches, :, target : target + run] = old[batches, :, source : source + run]
                     at += run
-        return Memory(arrays, self), floors
+        return new, floors
 
     def _wanted_ring(self, count):
         """A ring for the queries of `count` tokens: the first of them sees window - 1 tokens before.  It gets smaller
@@ -149,13 +137,12 @@ class Store(_core.CacheBase):
         """The first row that is never used."""
         return self.keep + (self._now.ring if ring is None else ring)
 
-    def _new_arrays(self, rows):
-        lead = (self.batch, self.kv_heads, rows)
-        arrays = [new_array((*lead, dim), self.dtype) for dim in (self.head_dim, self.value_dim)]
-        if self.dtype == np.int8:
-            groups = [-(-dim // self.group) for dim in (self.head_dim, self.value_dim)]
-            arrays += [new_array((*lead, number), np.dtype(np.float32)) for number in groups]
-        return arrays
+    def _new_operands(self, rows):
+        """Keys and values, with room for so many rows."""
+        lead, group = (self.batch, self.kv_heads, rows), self.group
+        for dim in self.head_dim, self.value_dim:
+            scales = new_array((*lead, -(-dim // group)), np.dtype(np.float32)) if self.dtype == np.int8 else None
+            yield _core.Operand(new_array((*lead, dim), self.dtype), scales, group)
 
     def state(self):
         """Lengths and floors of the batches: arrays that are replaced, never changed."""
@@ -164,14 +151,9 @@ class Store(_core.CacheBase):
             return np.full(self.batch, now.length), np.full(self.batch, now.floor)
         return now.lengths, now.floors
 
-    def seen_whole(self, count):
-        """With a window: how many slots there are, if `count` queries see all that they hold; else 0."""
-        length, floor, ring, window = self._now.length, self._now.floor, self._now.ring, self.window
-        if count != 1 or length < 0:
-            return 0
-        if ring == window and length - floor == ring:
-            return self.keep + ring if length > self.keep + ring else length
-        return length if length <= self.keep + window and floor <= self.keep else 0
+    def next_position(self):
+        """Of the next token: an int, or (B) where batches differ."""
+        return self._now.length if self._now.length >= 0 else self._now.lengths.copy()
 
     def readable(self, array):
         """The rows of `array` that are seen from the end, in the order of their positions; read-only."""
@@ -207,13 +189,21 @@ class Store(_core.CacheBase):
 
 
 class Memory:
-    """Arrays (B, G, rows, ...), and the caches that use them.  `frozen`: not to be written."""
+    """Keys and values, and the caches that use them.  `frozen`: not to be written."""
 
-    __slots__ = ("arrays", "frozen", "owners", "rows")
+    __slots__ = ("frozen", "keys", "owners", "rows", "values")
 
-    def __init__(self, arrays, owner, frozen=False):
-        self.arrays, self.frozen, self.rows = tuple(arrays), frozen, arrays[0].shape[2]
+    def __init__(self, keys, values, owner, frozen=False):
+        self.keys, self.values, self.frozen, self.rows = keys, values, frozen, keys.numbers.shape[2]
         self.owners = [weakref.ref(owner)]
+
+    @property
+    def arrays(self):
+        """What there is of them, by name."""
+        numbers = {"keys": self.keys.numbers, "values": self.values.numbers}
+        if self.keys.scales is None:
+            return numbers
+        return numbers | {"key_scales": self.keys.scales, "value_scales": self.values.scales}
 
     def add_owner(self, cache):
         self.owners = [owner for owner in self.owners if self.used_by(owner())] + [weakref.ref(cache)]
@@ -224,6 +214,15 @@ class Memory:
 
     def used_by(self, cache):
         return cache is not None and cache._now.memory is self
+
+
+def convert(name, rows, into, group):
+    """Fill the arrays of an operand with `rows`, rounded."""
+    if len(into) == 1:
+        with np.errstate(all="ignore"):
+            into[0][...] = rows
+    elif not _core.quantise(rows, *into, group):
+        raise ValueError(f"{name} holds NaN or inf, or a number beyond float32: int8 has none")
 
 
 def new_array(shape, dtype):

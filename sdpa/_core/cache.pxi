@@ -12,30 +12,52 @@ import numpy as np
 
 
 @cython.final
+cdef class Operand:
+    """The keys or the values of a cache: numbers (B, G, rows, size), and, where these are int8, scales
+    (B, G, rows, groups), one for each `group` neighbours in a row; else None."""
+    cdef readonly cnp.ndarray numbers, scales
+    cdef readonly int64_t group
+    cdef readonly tuple arrays  # what there is of both
+
+    def __init__(self, cnp.ndarray numbers not None, cnp.ndarray scales, int64_t group):
+        self.numbers, self.scales, self.group = numbers, scales, group
+        self.arrays = (numbers,) if scales is None else (numbers, scales)
+
+
+@cython.final
 cdef class CacheState:
     """Which tokens a KVCache holds, and where; see Store.  Where all batches are alike, `length` and `floor` are their
     numbers, and lengths and floors None; else `length` is -1.  Rows below `writable` may be written at once."""
     cdef readonly object memory, aligned
-    cdef readonly tuple arrays
-    cdef readonly cnp.ndarray keys, values, lengths, floors
+    cdef readonly Operand keys, values
+    cdef readonly cnp.ndarray lengths, floors
     cdef readonly int64_t length, floor, ring, extra, idle, writable
 
     def __init__(
         self, memory, cnp.ndarray lengths not None, cnp.ndarray floors not None, int64_t ring, int64_t extra,
         int64_t idle, int64_t writable, aligned,
     ):
+        self.memory, self.keys, self.values = memory, memory.keys, memory.values
+        self.ring, self.extra, self.idle, self.writable, self.aligned = ring, extra, idle, writable, aligned
+        self.count(lengths, floors)
+
+    cdef int count(self, cnp.ndarray lengths, cnp.ndarray floors) except -1:
         cdef const int64_t[::1] length = lengths, floor = floors
         cdef Py_ssize_t b
         cdef bint alike = True
         for b in range(1, length.shape[0]):
             alike = alike and length[b] == length[0] and floor[b] == floor[0]
         if alike:
-            self.length, self.floor = length[0], floor[0]
+            self.length, self.floor, self.lengths, self.floors = length[0], floor[0], None, None
         else:
             self.length, self.floor, self.lengths, self.floors = -1, -1, lengths, floors
-        self.memory, self.arrays = memory, memory.arrays
-        self.keys, self.values = self.arrays[0], self.arrays[1]
-        self.ring, self.extra, self.idle, self.writable, self.aligned = ring, extra, idle, writable, aligned
+        return 0
+
+    cdef int64_t length_of(self, int64_t b) noexcept:
+        return self.length if self.length >= 0 else (<const int64_t *>cnp.PyArray_DATA(self.lengths))[b]
+
+    cdef int64_t floor_of(self, int64_t b) noexcept:
+        return self.floor if self.length >= 0 else (<const int64_t *>cnp.PyArray_DATA(self.floors))[b]
 
     def shared(self):
         """The same, where others may have the memory, too."""
@@ -47,7 +69,7 @@ cdef class CacheState:
 cdef CacheState same_state(CacheState old):
     """A copy, without `aligned`."""
     cdef CacheState new = CacheState.__new__(CacheState)
-    new.memory, new.arrays, new.keys, new.values = old.memory, old.arrays, old.keys, old.values
+    new.memory, new.keys, new.values = old.memory, old.keys, old.values
     new.lengths, new.floors, new.length, new.floor = old.lengths, old.floors, old.length, old.floor
     new.ring, new.extra, new.idle, new.writable = old.ring, old.extra, old.idle, old.writable
     return new
@@ -79,44 +101,87 @@ cdef class CacheBase:
         """What `append` does where there is room and the shapes are those stored, in less time than the general case
         takes.  False, and nothing is done, if it is not so."""
         cdef CacheState now = self._now, new
-        cdef int64_t count, slot
-        if now is None or now.length < 0 or type(key) is not cnp.ndarray or type(value) is not cnp.ndarray:
+        cdef int64_t count, b
+        if now is None or type(key) is not cnp.ndarray or type(value) is not cnp.ndarray:
             return False
         if cnp.PyArray_NDIM(key) != 4 or cnp.PyArray_NDIM(value) != 4:
             return False
-        count, slot = cnp.PyArray_DIM(key, 2), now.length
-        if not rows_fit(key, now.keys, count) or not rows_fit(value, now.values, count):
+        count = cnp.PyArray_DIM(key, 2)
+        if not rows_fit(key, now.keys.numbers, count) or not rows_fit(value, now.values.numbers, count):
             return False
-        if self.window is not None:
-            if count != 1 or now.extra != 1:
-                return False
-            slot = slot_of(slot, self.keep, now.ring)
-        if slot + count > now.writable or now.length + count > self.most:
+        if self.window is not None and (count != 1 or now.extra != 1):
             return False
-        if len(now.arrays) == 4:
-            if self.window is not None or not is_float_array(key) or not is_float_array(value):
+        for b in range(self.batch):
+            if now.length_of(b) + count > self.most or self.next_slot(now, b) + count > now.writable:
                 return False
-            quantise_few("key", key, now.keys, now.arrays[2], slot, self.group)
-            quantise_few("value", value, now.values, now.arrays[3], slot, self.group)
-        else:
-            key, value = stored_rows(key, now), stored_rows(value, now)
-            if key is None or value is None:
-                return False
-        new = same_state(now)
-        new.length = now.length + count
-        if self.window is not None:
-            new.floor = max(now.floor, new.length - now.ring)
-        if len(now.arrays) == 2:
-            move_rows(now.keys, key, 0, self.batch, slot, 0, count, False)
-            move_rows(now.values, value, 0, self.batch, slot, 0, count, False)
+        keys, values = stored_rows("key", key, now.keys, now), stored_rows("value", value, now.values, now)
+        if keys is None or values is None:
+            return False
+        new = self.after(now, count)
+        self.put(now, now.keys, keys, count)
+        self.put(now, now.values, values, count)
         self._now = new
         return True
+
+    cdef int64_t next_slot(self, CacheState now, int64_t b) noexcept:
+        return now.length_of(b) if self.window is None else slot_of(now.length_of(b), self.keep, now.ring)
+
+    cdef CacheState after(self, CacheState now, int64_t count):
+        """The state with so many tokens more."""
+        cdef CacheState new = same_state(now)
+        cdef cnp.ndarray lengths, floors
+        cdef int64_t b
+        if now.length >= 0:
+            new.length += count
+            if self.window is not None:
+                new.floor = max(now.floor, new.length - now.ring)
+            return new
+        lengths, floors = cnp.PyArray_Copy(now.lengths), cnp.PyArray_Copy(now.floors)
+        for b in range(self.batch):
+            (<int64_t *>cnp.PyArray_DATA(lengths))[b] = now.length_of(b) + count
+            if self.window is not None:
+                (<int64_t *>cnp.PyArray_DATA(floors))[b] = max(now.floor_of(b), now.length_of(b) + count - now.ring)
+        new.count(lengths, floors)
+        return new
+
+    cdef int put(self, CacheState now, Operand operand, tuple rows, int64_t count) except -1:
+        """Rows as they are stored, behind those that there are."""
+        cdef Py_ssize_t i
+        cdef int64_t b
+        for i in range(len(rows)):
+            if now.length >= 0:
+                move_rows(operand.arrays[i], rows[i], 0, self.batch, self.next_slot(now, 0), 0, count, False)
+            else:
+                for b in range(self.batch):
+                    move_rows(operand.arrays[i], rows[i], b, b + 1, self.next_slot(now, b), 0, count, False)
+        return 0
+
+    def seen_by_one(self):
+        """With a window: how many slots there are, and the lengths of the batches in them (None: all of them), if one
+        query behind the last token sees all that they hold; else None."""
+        cdef CacheState now = self._now
+        cdef int64_t b, length, floor, window, bound, rows = 0
+        cdef cnp.ndarray lengths = None
+        if now is None or self.window is None:
+            return None
+        window, bound = self.window, self.keep + now.ring
+        for b in range(self.batch):
+            length, floor = now.length_of(b), now.floor_of(b)
+            if ((now.ring != window or length - floor != window)
+                    and (length > self.keep + window or floor > self.keep)):
+                return None
+            rows = max(rows, min(length, bound))
+        if now.length < 0:
+            lengths = cnp.PyArray_Copy(now.lengths)
+            for b in range(self.batch):
+                (<int64_t *>cnp.PyArray_DATA(lengths))[b] = min(now.length_of(b), bound)
+        return rows, lengths
 
     def commit(
         self, CacheState state not None, list rows=None, CacheState begin=None, int64_t ring=0,
         const int64_t[::1] counts=None,
     ):
-        """Go into `state`.  The rows, contiguous and of the dtypes of its arrays, become those of the tokens that
+        """Go into `state`.  The rows, contiguous and of the dtypes of its arrays, those of the keys first, become those of the tokens that
         follow those of the state `begin`, counts[b] of them (default: all) in a ring of that size."""
         if rows is not None:
             self.move(state, rows, begin, ring, counts, False)
@@ -129,7 +194,7 @@ cdef class CacheBase:
         cdef list rows = []
         if now is None:
             raise AttributeError("the cache was not initialised")
-        for array in now.arrays:
+        for array in now.keys.arrays + now.values.arrays:
             rows.append(np.empty((self.batch, self.kv_heads, count, array.shape[3]), array.dtype))
         self.move(now, rows, now, ring, None, True)
         return rows
@@ -140,12 +205,12 @@ cdef class CacheBase:
         cdef cnp.ndarray array, part
         cdef int64_t b, at, end, slot, run, room, first
         cdef Py_ssize_t i
-        cdef const int64_t[::1] lengths = None if begin.length >= 0 else begin.lengths
+        cdef tuple arrays = state.keys.arrays + state.values.arrays
         for i in range(len(rows)):
-            array, part = <cnp.ndarray>state.arrays[i], <cnp.ndarray>rows[i]
+            array, part = <cnp.ndarray>arrays[i], <cnp.ndarray>rows[i]
             room = cnp.PyArray_DIM(array, 2)
             for b in range(self.batch):
-                first = begin.length if begin.length >= 0 else lengths[b]
+                first = begin.length_of(b)
                 at, end = first, first + (cnp.PyArray_DIM(part, 2) if counts is None else counts[b])
                 while at < end:
                     slot = slot_of(at, self.keep, ring)
@@ -174,22 +239,40 @@ cdef bint is_float_array(cnp.ndarray rows) noexcept:
     )
 
 
-cdef stored_rows(cnp.ndarray rows, CacheState state):
-    """In the dtype of the cache, the last axis without gaps: `rows` itself, if they are.  None if they hold no floats,
-    or lie in the memory of the cache, where they might be overwritten before they are read."""
-    cdef cnp.ndarray array = state.keys
+cdef tuple stored_rows(str name, cnp.ndarray rows, Operand operand, CacheState state):
+    """As the operand holds them, the last axis without gaps: `rows` itself, if they are.  None if they hold no floats,
+    or are too many numbers to be copied on the way to int8.  Nothing of it lies in the memory of the cache, where it
+    might be overwritten before it is read."""
+    cdef cnp.ndarray array = operand.numbers, numbers, scales
     if not is_float_array(rows):
         return None
+    if operand.scales is not None:
+        if cnp.PyArray_SIZE(rows) > MOST_TO_INT8:
+            return None
+        numbers, scales = like_rows(array, rows), like_rows(operand.scales, rows)
+        quantise_few(name, rows, numbers, scales, operand.group)
+        return numbers, scales
     if cnp.PyArray_TYPE(rows) != cnp.PyArray_TYPE(array):
         with np.errstate(all="ignore"):
-            return rows.astype(array.dtype, order="C")
+            return (rows.astype(array.dtype, order="C"),)
     if cnp.PyArray_STRIDE(rows, 3) != cnp.PyArray_ITEMSIZE(rows) or may_meet_in_memory(rows, state):
-        return rows.copy()
-    return rows
+        return (rows.copy(),)
+    return (rows,)
+
+
+cdef int64_t MOST_TO_INT8 = 1 << 16  # takes 0.1 ms: more go the way that signals can stop
+
+
+cdef cnp.ndarray like_rows(cnp.ndarray array, cnp.ndarray rows):
+    """A new array as long as `rows`, of the dtype and the last axis of `array`."""
+    cdef cnp.npy_intp shape[4]
+    memcpy(shape, cnp.PyArray_DIMS(rows), sizeof(shape))
+    shape[3] = cnp.PyArray_DIM(array, 3)
+    return cnp.PyArray_EMPTY(4, shape, cnp.PyArray_TYPE(array), 0)
 
 
 cdef bint may_meet_in_memory(cnp.ndarray rows, CacheState state) noexcept:
-    return spans_meet(rows, state.keys) or spans_meet(rows, state.values)
+    return spans_meet(rows, state.keys.numbers) or spans_meet(rows, state.values.numbers)
 
 
 cdef bint spans_meet(cnp.ndarray rows, cnp.ndarray array) noexcept:
@@ -209,14 +292,11 @@ cdef bint spans_meet(cnp.ndarray rows, cnp.ndarray array) noexcept:
 
 
 cdef int quantise_few(
-    name, cnp.ndarray rows, cnp.ndarray whole, cnp.ndarray scales, int64_t slot, int64_t group
+    str name, cnp.ndarray rows, cnp.ndarray numbers, cnp.ndarray scales, int64_t group
 ) except -1:
-    """Into the rows from `slot` on, which nobody sees."""
-    cdef sdpa_array source = array_of(rows), out = array_of(whole), scale = array_of(scales)
+    cdef sdpa_array source = array_of(rows), out = array_of(numbers), scale = array_of(scales)
     cdef int64_t batches = cnp.PyArray_DIM(rows, 0), heads = cnp.PyArray_DIM(rows, 1)
     cdef int64_t count = cnp.PyArray_DIM(rows, 2), dim = cnp.PyArray_DIM(rows, 3)
-    out.data += slot * out.row
-    scale.data += slot * scale.row
     if not sdpa_quantise_rows(&source, batches, heads, count, dim, group, &out, &scale):
         raise ValueError(f"{name} holds NaN or inf, or a number beyond float32: int8 has none")
     return 0

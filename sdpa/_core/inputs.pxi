@@ -379,10 +379,10 @@ cdef class Inputs:
     cdef int take_cached(self, CacheBase cache, query, int64_t rows) except -1:
         """A query for the first `rows` rows of a cache."""
         cdef sdpa_input *p = &self.p
-        cdef cnp.ndarray q = floats("query", query), array
-        cdef tuple arrays = cache._now.arrays
-        cdef bint scaled = len(arrays) == 4
-        self.query, self.key, self.value = q, arrays[0], arrays[1]
+        cdef cnp.ndarray q = floats("query", query)
+        cdef Operand keys = cache._now.keys, values = cache._now.values
+        cdef bint scaled = keys.scales is not None
+        self.query, self.key, self.value = q, keys.numbers, values.numbers
         self.rank = cnp.PyArray_NDIM(q)
         p.heads, p.q_len, p.dim = size_at(q, 3), size_at(q, 2), size_at(q, 1)
         p.kv_heads, p.kv_len, p.value_dim = cache.kv_heads, rows, cache.value_dim
@@ -403,11 +403,9 @@ cdef class Inputs:
         self.place(self.key, p.kv_heads, rows, p.dim, &p.key)
         self.place(self.value, p.kv_heads, rows, p.value_dim, &p.value)
         if scaled:
-            array = arrays[2]
-            self.place(array, p.kv_heads, rows, size_at(array, 1), &p.key_scale)
-            array = arrays[3]
-            self.place(array, p.kv_heads, rows, size_at(array, 1), &p.value_scale)
-            while 1 << p.group_shift < cache.group:
+            self.place(keys.scales, p.kv_heads, rows, size_at(keys.scales, 1), &p.key_scale)
+            self.place(values.scales, p.kv_heads, rows, size_at(values.scales, 1), &p.value_scale)
+            while 1 << p.group_shift < keys.group:
                 p.group_shift += 1
         return 0
 

@@ -90,14 +90,17 @@ cdef class Pool:
         sequence.length = length
 
     def append(
-        self, list sequences not None, const int64_t[::1] begins, cnp.ndarray key not None, cnp.ndarray value not None
+        self, list sequences not None, cnp.ndarray starts not None, cnp.ndarray key not None,
+        cnp.ndarray value not None, bint heads_first,
     ):
-        """Rows begins[i] to begins[i + 1] of key and value (T, G, ...), of the dtype of the pool and without gaps in
-        the last axis, for each sequence; or MemoryError."""
+        """Rows starts[i] to starts[i + 1] of key and value, (T, G, ...) or with heads first, of the dtype of the pool
+        and without gaps in the last axis, for each sequence; or MemoryError."""
         cdef int64_t i, total = len(sequences), needed = 0, tokens = 0, missing, old, used
+        cdef const int64_t *begins = <const int64_t *>cnp.PyArray_DATA(starts)
         cdef const int64_t *page
         cdef Sequence s
-        cdef char[::1] copies = bytearray(total + 1)  # whether its last page is shared, and is to be copied
+        cdef bytearray memory = bytearray(total + 1)
+        cdef char *copies = memory  # whether its last page is shared, and is to be copied
         cdef dict left = {}
         for i in range(total):
             s = sequences[i]
@@ -133,8 +136,8 @@ cdef class Pool:
                 s.count += 1
         for i in range(total):
             s = <Sequence>sequences[i]
-            write_pages(self.keys, s, key, begins[i], begins[i + 1])
-            write_pages(self.values, s, value, begins[i], begins[i + 1])
+            write_pages(self.keys, s, key, heads_first, begins[i], begins[i + 1])
+            write_pages(self.values, s, value, heads_first, begins[i], begins[i + 1])
             s.length += begins[i + 1] - begins[i]
 
     def exhausted(self, needed, tokens):
@@ -211,11 +214,26 @@ cdef void copy_page(cnp.ndarray pool, int64_t old, int64_t new, int64_t tokens) 
         memcpy(data + new * page + h * head, data + old * page + h * head, tokens * cnp.PyArray_STRIDE(pool, 2))
 
 
-cdef void write_pages(cnp.ndarray pool, Sequence sequence, cnp.ndarray rows, int64_t begin, int64_t end) noexcept:
-    """Rows (T, G, size) from `begin` to `end` behind the tokens of the sequence; the pages are there."""
+def fits_pages(rows, cnp.ndarray pool not None, bint heads_first):
+    """Whether `rows` are as Pool.append takes them for `pool`."""
+    cdef int heads = 0 if heads_first else 1
+    return (
+        type(rows) is cnp.ndarray and cnp.PyArray_TYPE(rows) == cnp.PyArray_TYPE(pool)
+        and cnp.PyArray_ISNOTSWAPPED(rows) and cnp.PyArray_NDIM(rows) == 3
+        and cnp.PyArray_DIM(rows, heads) == cnp.PyArray_DIM(pool, 1)
+        and cnp.PyArray_DIM(rows, 2) == cnp.PyArray_DIM(pool, 3)
+        and cnp.PyArray_STRIDE(rows, 2) == cnp.PyArray_ITEMSIZE(rows)
+    )
+
+
+cdef void write_pages(
+    cnp.ndarray pool, Sequence sequence, cnp.ndarray rows, bint heads_first, int64_t begin, int64_t end
+) noexcept:
+    """Rows from `begin` to `end` behind the tokens of the sequence; the pages are there."""
     cdef int64_t page_size = cnp.PyArray_DIM(pool, 2), heads = cnp.PyArray_DIM(pool, 1)
     cdef int64_t at = sequence.length, slot, run, head, row
-    cdef ptrdiff_t step = cnp.PyArray_STRIDE(rows, 0), size = cnp.PyArray_STRIDE(pool, 2)
+    cdef ptrdiff_t step = cnp.PyArray_STRIDE(rows, 1 if heads_first else 0), size = cnp.PyArray_STRIDE(pool, 2)
+    cdef ptrdiff_t head_step = cnp.PyArray_STRIDE(rows, 0 if heads_first else 1)
     cdef char *here
     cdef char *there
     while begin < end:
@@ -224,7 +242,7 @@ cdef void write_pages(cnp.ndarray pool, Sequence sequence, cnp.ndarray rows, int
         for head in range(heads):
             here = cnp.PyArray_BYTES(pool) + sequence.page(at // page_size)[0] * cnp.PyArray_STRIDE(pool, 0)
             here += head * cnp.PyArray_STRIDE(pool, 1) + slot * size
-            there = cnp.PyArray_BYTES(rows) + begin * step + head * cnp.PyArray_STRIDE(rows, 1)
+            there = cnp.PyArray_BYTES(rows) + begin * step + head * head_step
             if step == size:
                 memcpy(here, there, run * size)
             else:

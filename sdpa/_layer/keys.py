@@ -9,7 +9,7 @@ import numpy as np
 
 from .._attention.forward import attention, attention_weights
 from .._cache.kv import KVCache
-from .._cache.paged import PagedKVCache
+from .._cache.paged import PagedKVCache, find_all, restore, snapshot
 from .._checks import lengths_of, rows_of, whole_numbers
 
 
@@ -95,7 +95,7 @@ class CachedKeys:
     def __init__(self, cache, own, kv_lengths):
         self.cache, self.own, self.kv_lengths = cache, own, kv_lengths
         self.causal = own
-        self.before = cache._now.length if cache._now.length >= 0 else cache.lengths.copy()
+        self.before = cache.next_position()
 
     def places(self, first, count):
         return _places(first, count, self.cache.batch)
@@ -144,7 +144,7 @@ class PagedKeys:
         if kv_lengths is not None:
             raise ValueError(f"kv_lengths is {kv_lengths}: with a PagedKVCache it must be None")
         self.cache = cache
-        one, self.sequences, states = cache._find_all(sequences)
+        one, self.sequences, states = find_all(cache, sequences)
         begins = rows_of("cu_seqlens", cu_seqlens, "x", rows, len(states), one)
         self.counts = np.diff(begins)
         self.within = np.arange(rows) - np.repeat(begins[:-1], self.counts)
@@ -156,11 +156,11 @@ class PagedKeys:
         return np.repeat(whole_numbers("q_offset", first, self.before.shape), self.counts) + self.within
 
     def append(self, key, value):
-        self.snapshot = self.cache._pool.snapshot(self.states)
+        self.snapshot = snapshot(self.cache, self.states)
         self.cache.append(self.sequences, key[0].swapaxes(0, 1), value[0].swapaxes(0, 1), self.begins)
 
     def undo(self):
-        self.cache._pool.restore(self.states, self.snapshot)
+        restore(self.cache, self.states, self.snapshot)
 
     def attend(self, query, options):
         result = self.cache.attend(query[0].swapaxes(0, 1), self.sequences, cu_seqlens_q=self.begins, **options)

@@ -334,7 +334,7 @@ def core(query, key, value, *, key_scale, value_scale, group, kv_lengths=None, *
     cache = sdpa.KVCache(*sizes, value_dim=value.shape[3], dtype=np.int8, group=group)
     cache.append(np.zeros(key.shape), np.zeros(value.shape))
     rows = key.shape[2]
-    for array, given in zip(cache._now.arrays, (key, value, key_scale, value_scale)):
+    for array, given in zip(cache._now.memory.arrays.values(), (key, value, key_scale, value_scale)):
         array[:, :, :rows] = given
     options = dict(causal=False, return_lse=True) | options
     return _core.attend_cache(kernels.default, cache, query, rows, kv_lengths, None, options, kv.ATTEND)

@@ -568,11 +568,13 @@ def test_forks_share_until_one_appends(dtype, options):
     twin, other = cache.fork(), copy.copy(cache)
     child = copy.deepcopy(twin)
     before = contents(cache)[:-1]
-    assert all(np.shares_memory(x._now.memory.arrays[0], cache._now.memory.arrays[0]) for x in (twin, other, child))
+    assert all(
+        np.shares_memory(x._now.memory.keys.numbers, cache._now.memory.keys.numbers) for x in (twin, other, child)
+    )
     _, key, value = tokens(1, seed=5)
     cache.append(key, value)
-    assert not np.shares_memory(twin._now.memory.arrays[0], cache._now.memory.arrays[0])
-    assert np.shares_memory(twin._now.memory.arrays[0], child._now.memory.arrays[0])
+    assert not np.shares_memory(twin._now.memory.keys.numbers, cache._now.memory.keys.numbers)
+    assert np.shares_memory(twin._now.memory.keys.numbers, child._now.memory.keys.numbers)
     for unchanged in (twin, other, child):
         for x, y in zip(contents(unchanged), before):
             np.testing.assert_array_equal(x, y)
@@ -1111,3 +1113,34 @@ def test_what_cannot_be_forgotten(n, error, match):
 def test_quantise_takes_nothing():
     empty = np.zeros((1, 2, 0, 8), float32)
     assert _core.quantise(empty, empty.astype(np.int8), empty[..., :1], 32)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8], ids=["float32", "float16", "int8"])
+@pytest.mark.parametrize("options", [{}, dict(window=8, keep=2), dict(window=5)], ids=str)
+@pytest.mark.parametrize("lengths", [[3, 5, 0], [4, 4, 4], [5, 1, 5]], ids=str)
+def test_token_by_token_is_as_the_general_way(dtype, options, lengths):
+    """Arrays of the shapes stored are appended by compiled code, lists are not."""
+    caches = [KVCache(3, 2, 32, value_dim=4, dtype=dtype, **options) for _ in range(2)]
+    prompt = rng(1).standard_normal((2, 3, 2, 5, 32)).astype(np.float32)
+    for cache in caches:
+        cache.append(prompt[0], prompt[1, ..., :4], lengths=lengths)
+    for step in range(40):
+        key, value = rng(step).standard_normal((2, 3, 2, 1, 32)).astype(np.float32)
+        twin = caches[0].fork() if step == 20 else None
+        caches[0].append(key, value[..., :4])
+        caches[1].append(key.tolist(), value[..., :4].tolist())
+        assert caches[0].lengths.tolist() == caches[1].lengths.tolist() == [n + step + 1 for n in lengths]
+        assert twin is None or twin.lengths.tolist() == [n + step for n in lengths]
+        for one, other in zip(stored(caches[0]), stored(caches[1])):
+            assert_same_bits(one, other)
+        query = rng(-step - 1 & 0xFFFF).standard_normal((3, 4, 1, 32)).astype(np.float32)
+        assert_same_bits(caches[0].attend(query, softcap=3.0), caches[1].attend(query, softcap=3.0))
+
+
+def stored(cache):
+    """What counts of the arrays: rows past the length of a batch do not."""
+    arrays = [cache.keys, cache.values, cache.key_scales, cache.value_scales]
+    rows = np.minimum(cache.lengths, cache.keys.shape[2])
+    for array in arrays:
+        if array is not None:
+            yield np.concatenate([array[b, :, : rows[b]] for b in range(cache.batch)], axis=1)
