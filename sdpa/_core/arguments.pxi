@@ -1,6 +1,7 @@
 # Single arguments: a quick answer for what is as the kernels take it, that of _checks.py for the rest.  Part of
 # _core.pyx.
 cimport numpy as cnp
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t
 
@@ -78,11 +79,23 @@ cdef ptrdiff_t step_of(cnp.ndarray array, int axis, cnp.npy_intp size, bint *fit
 
 cdef double number(str name, given) except? -1:
     cdef double x
-    if type(given) is float or type(given) is int and -FAR < given < FAR:
+    cdef int64_t whole
+    if type(given) is float:
         x = given
         if isfinite(x):
             return x
+    if is_near(given, &whole):
+        return whole
     return _checks.number(name, given)
+
+
+cdef bint is_near(given, int64_t *number) noexcept:
+    """Whether it is an int, and far from what 64 bits hold; then also `number`."""
+    cdef int overflow
+    if type(given) is not int:
+        return False
+    number[0] = PyLong_AsLongLongAndOverflow(given, &overflow)
+    return not overflow and -FAR < number[0] < FAR
 
 
 cdef object window_sides(window):
@@ -95,10 +108,9 @@ cdef object window_sides(window):
 
 cdef int64_t shift_within(int64_t limit, int64_t offset, number) except? -1:
     """offset + number, no farther than the limit, exact whatever their size."""
-    cdef int64_t small
-    if -FAR < offset < FAR and -FAR < number < FAR:
-        small = number
-        return max(-limit, min(limit, offset + small))
+    cdef int64_t near
+    if -FAR < offset < FAR and is_near(number, &near):
+        return max(-limit, min(limit, offset + near))
     exact = <object>offset + number
     return max(-limit, min(limit, exact))
 

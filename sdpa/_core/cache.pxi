@@ -167,9 +167,9 @@ cdef class CacheBase:
         window, bound = self.window, self.keep + now.ring
         for b in range(self.batch):
             length, floor = now.length_of(b), now.floor_of(b)
-            if ((now.ring != window or length - floor != window)
-                    and (length > self.keep + window or floor > self.keep)):
-                return None
+            if length > self.keep + window or floor > self.keep:  # some were overwritten, by just as many?
+                if now.ring != window or length - floor != window:
+                    return None
             rows = max(rows, min(length, bound))
         if now.length < 0:
             lengths = cnp.PyArray_Copy(now.lengths)
@@ -181,8 +181,9 @@ cdef class CacheBase:
         self, CacheState state not None, list rows=None, CacheState begin=None, int64_t ring=0,
         const int64_t[::1] counts=None,
     ):
-        """Go into `state`.  The rows, contiguous and of the dtypes of its arrays, those of the keys first, become those of the tokens that
-        follow those of the state `begin`, counts[b] of them (default: all) in a ring of that size."""
+        """Go into `state`.  The rows, contiguous and of the dtypes of its arrays, those of the keys first, become those
+        of the tokens that follow those of the state `begin`, counts[b] of them (default: all) in a ring of that
+        size."""
         if rows is not None:
             self.move(state, rows, begin, ring, counts, False)
         self._now = state

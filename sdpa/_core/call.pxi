@@ -157,7 +157,8 @@ cdef class Call(Inputs):
         cdef cnp.ndarray grad
         cdef cnp.npy_intp columns = size_at(given, 1)
         if self.sequences:
-            grad = np.zeros_like(given, subok=False)
+            grad = PyArray_NewLikeArray(given, cnp.NPY_KEEPORDER, NULL, 0)
+            memset(cnp.PyArray_DATA(grad), 0, cnp.PyArray_NBYTES(grad))  # not all rows need be met by another
         elif self.has_all_batches(given):
             grad = PyArray_NewLikeArray(given, cnp.NPY_KEEPORDER, NULL, 0)
         else:

@@ -4,7 +4,7 @@
 # brings it into that form or raises.  So there is one path for all calls, and a small call does not wait for Python.
 cimport cython
 cimport numpy as cnp
-from cpython.dict cimport PyDict_GetItem
+from cpython.dict cimport PyDict_GetItemWithError
 from cpython.ref cimport PyObject
 from libc.math cimport INFINITY, sqrt
 from libc.stdint cimport int64_t
@@ -13,6 +13,7 @@ import numpy as np
 
 from . import _checks
 
+cdef enum: FEW_NUMBERS = 32
 cdef enum: MOST_LEADING = 29  # axes before the heads: with the other three, as many as NumPy 1 has
 cdef int64_t FAR = <int64_t>1 << 61  # the sum of two such numbers fits into 64 bits
 
@@ -46,6 +47,8 @@ cdef class Inputs:
     cdef object own_lengths, own_offset  # or None
     cdef double products_of_score  # that a score is worth
     cdef list kept  # arrays that p points into
+    cdef int taken
+    cdef int64_t numbers[FEW_NUMBERS]  # that p points into, as far as they suffice
     cdef public dict beside  # other arrays that were given, by name
 
     # ------------------------------------------------------------------------------------------------------- options
@@ -57,7 +60,10 @@ cdef class Inputs:
 
     cdef PyObject *find(self, str name) noexcept:
         """The same, but NULL if nothing was given.  Each is asked for once; when all were found no one is sought."""
-        cdef PyObject *given = PyDict_GetItem(self.options, name) if self.left else NULL
+        cdef PyObject *given
+        if not self.left:
+            return NULL
+        given = PyDict_GetItemWithError(self.options, name)  # which raises nothing for a str
         if given != NULL:
             self.left -= 1
         return given
@@ -151,8 +157,9 @@ cdef class Inputs:
         """Query i of batch b sees the keys from i + begin_shift[b] up to, not including, i + end_shift[b]."""
         cdef sdpa_input *p = &self.p
         cdef int64_t limit = p.q_len + p.kv_len + 1, b  # beyond it: nothing, or everything
-        left = right = 0  # of any size, as q_offset is: so their sums are those of Python
-        cdef bint bounded_left = False, bounded_right = False
+        # What is added to the position: of any size, as q_offset is, so their sums are those of Python.
+        begin, end = 0, 1
+        cdef bint bounded_left = False, bounded_right = False, ahead = True
         cdef int64_t offset, count
         cdef int64_t *shifts
         if causal is not True and causal is not False:
@@ -160,17 +167,20 @@ cdef class Inputs:
         if window is not None:
             first, last = window_sides(window)
             bounded_left, bounded_right = first is not None, last is not None
-            left = first if bounded_left else 0
-            right = last if bounded_right else 0
+            if bounded_left:
+                begin = -first
+            if bounded_right:
+                end, ahead = last + 1, last >= 0
         if causal:
-            right = min(right, 0) if bounded_right else 0
             bounded_right = True
+            if ahead:
+                end = 1
         if q_offset is not None:
             p.q_offset = self.whole_numbers("q_offset", q_offset)
         if kv_lengths is not None:
             p.kv_lengths = self.whole_numbers("kv_lengths", kv_lengths)
             self.check_lengths(kv_lengths)
-        if p.q_len == 1 and right >= 0 and p.q_offset == NULL:
+        if p.q_len == 1 and ahead and p.q_offset == NULL:
             bounded_right = False  # the last token sees all of them
         if self.sequences:
             self.place_sequences()
@@ -183,7 +193,7 @@ cdef class Inputs:
         shifts = self.new_numbers(2 * count)
         for b in range(count):
             offset = self.first_position(b)
-            shifts[b], shifts[count + b] = shift_within(limit, offset, -left), shift_within(limit, offset, right + 1)
+            shifts[b], shifts[count + b] = shift_within(limit, offset, begin), shift_within(limit, offset, end)
         p.begin_shift = shifts if bounded_left else NULL
         p.end_shift = shifts + count if bounded_right else NULL
         return 0
@@ -223,7 +233,11 @@ cdef class Inputs:
     cdef int64_t *new_numbers(self, int64_t count) except NULL:
         """Room for so many, as long as the call lives."""
         cdef cnp.npy_intp size = max(count, 1)
-        cdef cnp.ndarray memory = self.keep(cnp.PyArray_EMPTY(1, &size, cnp.NPY_INT64, 0))
+        cdef cnp.ndarray memory
+        if count <= FEW_NUMBERS - self.taken:
+            self.taken += <int>count
+            return self.numbers + self.taken - count
+        memory = self.keep(cnp.PyArray_EMPTY(1, &size, cnp.NPY_INT64, 0))
         return <int64_t *>cnp.PyArray_DATA(memory)
 
     cdef tuple lead_shape(self):
@@ -245,8 +259,8 @@ cdef class Inputs:
         cdef cnp.ndarray array
         cdef int64_t *numbers
         cdef int64_t b, number
-        if type(given) is int and -FAR < given < FAR:
-            number, numbers = given, self.new_numbers(self.p.batches)
+        if is_near(given, &number):
+            numbers = self.new_numbers(self.p.batches)
             for b in range(self.p.batches):
                 numbers[b] = number
             return numbers
@@ -471,26 +485,31 @@ cdef class Inputs:
 
     cdef int broadcast_lead(self, cnp.ndarray q, cnp.ndarray k, cnp.ndarray v) except -1:
         """The axes before the heads, and how many batches they are."""
-        cdef int axis, extra, i
-        cdef cnp.npy_intp size
-        cdef cnp.ndarray array
+        cdef int i
         self.leading = max(0, self.rank - 3)
         for i in range(self.leading):
             self.lead[i] = 1
-        for array in (q, k, v):
-            extra = cnp.PyArray_NDIM(array) - 3
-            for i in range(extra):
-                axis, size = self.leading - extra + i, cnp.PyArray_DIM(array, i)
-                if size != 1 and self.lead[axis] != 1 and self.lead[axis] != size:
-                    given = [("query", self.query), ("key", self.key), ("value", self.value)]
-                    shapes = ", ".join([f"{name} {x.shape}" for name, x in given if x is not None])
-                    raise ValueError(f"{shapes}: the axes before the heads must broadcast")
-                if size != 1:
-                    self.lead[axis] = size
+        if not (self.widen_lead(q) and self.widen_lead(k) and self.widen_lead(v)):
+            given = [("query", self.query), ("key", self.key), ("value", self.value)]
+            shapes = ", ".join([f"{name} {x.shape}" for name, x in given if x is not None])
+            raise ValueError(f"{shapes}: the axes before the heads must broadcast")
         self.p.batches = 1
         for i in range(self.leading):
             self.p.batches *= self.lead[i]
         return self.order_batches(q)
+
+    cdef bint widen_lead(self, cnp.ndarray array) noexcept:
+        """`lead` with the sizes of `array`; False where they do not broadcast."""
+        cdef int i, extra = cnp.PyArray_NDIM(array) - 3
+        cdef cnp.npy_intp size
+        cdef cnp.npy_intp *lead = self.lead + self.leading - extra
+        for i in range(extra):
+            size = cnp.PyArray_DIM(array, i)
+            if size != 1 and lead[i] != 1 and lead[i] != size:
+                return False
+            if size != 1:
+                lead[i] = size
+        return True
 
     cdef bint place(
         self, cnp.ndarray array, cnp.npy_intp heads, cnp.npy_intp rows, cnp.npy_intp columns, sdpa_array *to,

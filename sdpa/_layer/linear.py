@@ -32,5 +32,7 @@ class Linear:
         return _core.linear(kernel, x, *packed, len(self.weight), dtype, threads)
 
     def _pack(self, kernel, dtype):
+        if self.weight.dtype == dtype and self.bias is None:
+            return _core.pack_weights(kernel, self.weight, None)
         with np.errstate(all="ignore"):
             return _core.pack_weights(kernel, self.weight.astype(dtype, copy=False), self.bias)
