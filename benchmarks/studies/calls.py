@@ -56,6 +56,8 @@ def cases():
     found["attention_weights"] = lambda: sdpa.attention_weights(query, key)
     found["scaled_dot_product_attention"] = lambda: sdpa.scaled_dot_product_attention(query, key, value, is_causal=True)
     rows, starts = np.ascontiguousarray(query[0].swapaxes(0, 1)), np.array([0, 3])
+    network = rng.standard_normal((8, 64)).astype(np.float32)
+    found["additive_attention"] = lambda: sdpa.additive_attention(query, key, value, network, network, network[:, 0])
     found["attention_varlen"] = lambda: sdpa.attention_varlen(rows, rows, rows, cu_seqlens_q=starts)
     out, lse = sdpa.attention(query, key, value, return_lse=True)
     found["attention_backward"] = lambda: sdpa.attention_backward(out, query, key, value, out, lse)
@@ -69,6 +71,28 @@ def cases():
     for name, given in ("no option", {}), ("scale", {"scale": 0.5}), ("scale, softcap", {"scale": 0.5, "softcap": 2.0}):
         found[f"KVCache.attend, {name}"] = lambda given=given: cache.attend(token, **given)
         found[f"PagedKVCache.attend, {name}"] = lambda given=given: pages.attend(token[0], sequence, **given)
+    return found | appending(sdpa, rng)
+
+
+def appending(sdpa, rng):
+    """Calls that append a token, in caches with a window, so that they stay as small as they are."""
+    import numpy as np
+
+    token, tokens = (rng.standard_normal((batch, 1, 1, 64)).astype(np.float32) for batch in (1, 2))
+    x, *weights = (rng.standard_normal(shape).astype(np.float32) for shape in [(1, 1, 64), (192, 64), (64, 64)])
+    found = {}
+    for name, options in {"": {}, ", int8": {"dtype": np.int8}, ", unlike lengths": {}}.items():
+        new = tokens if "lengths" in name else token
+        cache = sdpa.KVCache(len(new), 1, 64, window=16, **options)
+        cache.append(new.repeat(3, axis=2), new.repeat(3, axis=2), lengths=[3, 2][: len(new)])
+        found[f"KVCache.append{name}"] = lambda cache=cache, new=new: cache.append(new, new)
+    pages = sdpa.PagedKVCache(2, 1 << 20, 1, 64)
+    sequence = pages.allocate()
+    found["PagedKVCache.append"] = lambda: pages.append(sequence, token[0], token[0])
+    layer = sdpa.MultiHeadAttention(64, 1, rotary=True, in_proj_weight=weights[0], out_proj_weight=weights[1])
+    found["MultiHeadAttention"] = lambda: layer(x)
+    cache = layer.new_cache(window=16)
+    found["MultiHeadAttention, a step with a KVCache"] = lambda: layer(x, cache=cache)
     return found
 
 
@@ -83,7 +107,7 @@ def in_folder(folder, number, repeat):
     """The same, by the library in that folder."""
     code = (
         f"import sys, json; sys.path.insert(0, {str(folder)!r}); import sdpa; sys.path.insert(0, {str(ROOT)!r}); "
-        f"from benchmarks import calls; print(json.dumps(calls.measure({number}, {repeat})))"
+        f"from benchmarks.studies import calls; print(json.dumps(calls.measure({number}, {repeat})))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True)
     return json.loads(done.stdout)

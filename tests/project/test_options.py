@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.accuracy import assert_same_bits
-from support.draw import draw
+from support.draw import draw, rng
 from support.processes import ROOT
 
 import sdpa
@@ -88,19 +88,105 @@ def test_readme_describes_each():
         assert re.search(rf"`{name}\b", text), name
 
 
-def test_what_counts_as_what_it_is():
-    """Lists, memory maps and other subclasses, and NumPy's own True."""
-    query, key, value = draw(dtype=np.float32)
-    expected = sdpa.attention(query, key, value, causal=True, sinks=np.arange(4.0))
+class Own(np.ndarray):
+    pass
 
-    class Own(np.ndarray):
-        pass
 
-    views = [x.view(Own) for x in (query, key, value)]
-    result = sdpa.attention(*views, causal=np.True_, sinks=[0, 1, 2, 3])
-    assert type(result) is np.ndarray
-    assert_same_bits(result, expected)
-    assert_same_bits(sdpa.attention(query, key, value, causal=np.bool_(True), sinks=np.arange(4)), expected)
+def mapped(array, folder):
+    """The same in a file that is mapped into memory."""
+    file = np.memmap(folder / f"{len(list(folder.iterdir()))}.bin", array.dtype, "w+", shape=array.shape)
+    file[...] = array
+    return file
+
+
+KINDS = {
+    "lists": lambda array, folder: array.tolist(),
+    "a subclass": lambda array, folder: array.view(Own),
+    "memory maps": mapped,
+    "read-only": lambda array, folder: np.broadcast_to(array, array.shape),
+}
+
+
+def weighted(query, key, value, options):
+    """Calls of all public functions on arrays that `given` makes of plain ones, with a flag that is `true`."""
+    out, lse = sdpa.attention(query, key, value, return_lse=True, **options)
+    turned = [x[0].swapaxes(0, 1).copy() for x in (query, key, value)]
+    packed, packed_lse = sdpa.attention_varlen(*turned, cu_seqlens_q=[0, 5], return_lse=True, **options)
+    rows, names = np.array([0, 5]), list(options)
+
+    def call(function, arrays, given, true, **more):
+        chosen = dict(zip(names, map(given, options.values()))) | {"causal": true}
+        return function(*map(given, arrays), **chosen, **{name: given(x) for name, x in more.items()})
+
+    def cache(given, true):
+        cache = sdpa.KVCache(1, 2, 6, value_dim=12, dtype=np.float64)
+        cache.append(given(key), given(value), lengths=given(np.array([5])))
+        return call(cache.attend, [query], given, true), cache.keys
+
+    def pages(given, true):
+        cache = sdpa.PagedKVCache(4, 4, 2, 6, value_dim=12, dtype=np.float64)
+        sequence = cache.allocate()
+        cache.append(given(np.array([sequence])), given(turned[1]), given(turned[2]), given(rows))
+        attend = lambda query, **more: cache.attend(query, given(np.array([sequence])), **more)  # noqa: E731
+        return call(attend, turned[:1], given, true, cu_seqlens_q=rows)
+
+    def layer(given, true):
+        weights = rng(3).standard_normal((24, 8)), rng(4).standard_normal((8, 24))
+        own = sdpa.MultiHeadAttention(
+            8, 2, head_dim=4, in_proj_weight=given(weights[0]), out_proj_weight=given(weights[1][:, :8]),
+            in_proj_bias=given(weights[0][:, 0]), batch_first=true, rotary={"interleaved": true},
+        )  # fmt: skip
+        inputs = [np.ones((2, 5, 8)) * np.arange(8)]
+        return call(own, inputs, given, true, positions=np.arange(5)), own(*map(given, inputs), return_weights=true)
+
+    return {
+        "attention": lambda *by: call(sdpa.attention, (query, key, value), *by),
+        "attention, return_lse": lambda given, true: sdpa.attention(given(query), key, value, return_lse=true),
+        "attention_weights": lambda *by: call(sdpa.attention_weights, (query, key), *by),
+        "attention_backward": lambda *by: call(
+            sdpa.attention_backward, (out, query, key, value, out, lse), *by, grad_lse=lse
+        ),
+        "attention_varlen": lambda *by: call(sdpa.attention_varlen, turned, *by, cu_seqlens_q=rows, cu_seqlens_k=rows),
+        "attention_varlen_backward": lambda *by: call(
+            sdpa.attention_varlen_backward, (packed, *turned, packed, packed_lse), *by, cu_seqlens_q=rows
+        ),
+        "additive_attention": lambda *by: call(
+            sdpa.additive_attention, (query, key, value, np.ones((3, 6)), np.ones((3, 6)), np.ones(3)), *by
+        ),
+        "scaled_dot_product_attention": lambda given, true: sdpa.scaled_dot_product_attention(
+            *map(given, (query, key, value)), is_causal=true, enable_gqa=true
+        ),
+        "merge": lambda given, true: sdpa.merge([given(out)] * 2, [given(lse)] * 2),
+        "rotary": lambda given, true: sdpa.rotary(given(query), given(np.arange(5)), interleaved=true),
+        "explain": lambda *by: call(sdpa.explain, (query, key, value), *by)[:7],
+        "KVCache": cache,
+        "PagedKVCache": pages,
+        "MultiHeadAttention": layer,
+    }
+
+
+NAMES = list(weighted(*draw(1, 2, 2, 5, 5, 6, dtype=np.float64), {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_counts_as_what_it_is(name, kind, tmp_path):
+    """Lists, memory maps and other subclasses, and NumPy's own True: of every public function."""
+    options = dict(bias=rng(1).standard_normal((5, 5)), mask=rng(2).random((5, 5)) < 0.9, sinks=np.arange(2.0))
+    call = weighted(*draw(1, 2, 2, 5, 5, 6, dtype=np.float64), options)[name]
+    results = call(lambda array: array, True), call(lambda array: KINDS[kind](array, tmp_path), np.True_)
+    for expected, found in zip(*map(leaves, results), strict=True):
+        assert type(found) is type(expected)
+        if isinstance(found, np.ndarray):
+            assert_same_bits(found, expected)
+        else:
+            assert found == expected
+
+
+def leaves(result):
+    if isinstance(result, tuple):
+        return [leaf for part in result for leaf in leaves(part)]
+    return [result]
 
 
 def test_type_checkers_know_them(tmp_path):
