@@ -36,15 +36,15 @@ static void take_shared(const sdpa_input *in, const sdpa_kernel *kernel, supply 
     const int64_t rows = kernel->rows, keys = most_keys(in, kernel);
     const int64_t dim = room_for(in->dim, kernel), value_dim = room_for(in->value_dim, kernel);
     const int bytes = kernel->real_bytes;
-    memset(s, 0, sizeof *s);
     s->copied = take(memory, SDPA_COPIES, sizeof *s->copied);
     s->s = take(memory, keys * rows, bytes);
     s->visible = take(memory, keys * rows, bytes);
     s->high = take(memory, rows, bytes);
-    if (kernel->join || kernel->step == 2) s->block_o = take(memory, value_dim * rows, bytes);
+    s->block_o = kernel->join || kernel->step == 2 ? take(memory, value_dim * rows, bytes) : NULL;
     s->poison = take(memory, value_dim * rows, bytes);
     s->key_copy = take(memory, keys * dim, bytes);
     s->value_copy = take(memory, keys * value_dim, bytes);
+    s->cap_slope = NULL;
 }
 
 /* What outlives a block: each task has it for itself. */
@@ -54,7 +54,7 @@ static void take_own(const sdpa_input *in, const sdpa_kernel *kernel, supply *me
     const int bytes = kernel->real_bytes;
     s->shrink = take(memory, rows, bytes);
     s->q = take(memory, room_for(in->dim, kernel) * rows, bytes);
-    if (in->v) s->feature_weights = take(memory, (in->dim + 3) / 4 * 5 * rows, bytes);
+    s->feature_weights = in->v ? take(memory, (in->dim + 3) / 4 * 5 * rows, bytes) : NULL;
     s->o = take(memory, room_for(in->value_dim, kernel) * rows, bytes);
     s->max = take(memory, rows, bytes);
     s->sum = take(memory, rows, bytes);
@@ -75,10 +75,9 @@ size_t sdpa_scratch_bytes(const sdpa_schedule *schedule, int tasks)
 void sdpa_lay_out_scratch(const sdpa_schedule *schedule, char *memory, sdpa_task *t, int tasks)
 {
     supply rest = {memory, 0};
-    sdpa_scratch shared;
-    take_shared(schedule->input, schedule->kernel, &rest, &shared);
+    take_shared(schedule->input, schedule->kernel, &rest, &t->scratch);
     for (int i = 0; i < tasks; ++i) {
-        t[i].scratch = shared;
+        if (i) t[i].scratch = t->scratch;
         t[i].scratch.leads = i == 0;
         take_own(schedule->input, schedule->kernel, &rest, &t[i].scratch);
     }

@@ -200,12 +200,14 @@ cdef int run(sdpa_schedule *s) except -1:
 
 cdef int run_all(const sdpa_input *p, int64_t *unit_starts, Kernel kernel, int threads) except -1:
     """On the engines that fit: where sequences have lengths of their own, the short ones and then the long ones."""
-    cdef sdpa_schedule s = schedule_of(p, unit_starts, kernel.table(p), threads)
-    cdef sdpa_schedule of_few = schedule_of(p, unit_starts, kernel.isa.kernel[purpose_of(p)][1], threads)
-    if p.q_starts != NULL and s.kernel != of_few.kernel:
-        of_few.most_rows = most_of_few(kernel.isa, p)
-        s.fewest_rows = of_few.most_rows + 1
-        run(&of_few)
+    cdef sdpa_schedule s = schedule_of(p, unit_starts, kernel.table(p), threads), few
+    if p.q_starts != NULL:
+        few = s
+        few.kernel = kernel.isa.kernel[purpose_of(p)][1]
+        if few.kernel != s.kernel:
+            few.most_rows = most_of_few(kernel.isa, p)
+            s.fewest_rows = few.most_rows + 1
+            run(&few)
     return run(&s)
 
 
