@@ -2,7 +2,7 @@
  * that are broadcast into the rest, leave none to spill.
  *
  * Each ISA header defines, for the compute type `real` (float or double), VL lanes of it as `vf`, a lane mask `vm`,
- * and the operations below under the same names.  Nothing else in the sources depends on the instruction set. */
+ * and the operations of baseline.h under the same names.  Nothing else in the sources depends on the instruction set. */
 #ifndef SDPA_SIMD_AVX512_H
 #define SDPA_SIMD_AVX512_H
 
