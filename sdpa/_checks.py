@@ -51,6 +51,26 @@ def is_float(dtype):
     return dtype.isnative
 
 
+def float_dtype(given, *others):
+    """The dtype that is meant, one that can be computed with or one of the others."""
+    rule = f"it must be {' or '.join((*others, *FLOATS))}, in native byte order"
+    try:
+        dtype = np.dtype(_bfloat16() if isinstance(given, str) and given == "bfloat16" else given)
+    except TypeError:
+        raise TypeError(f"dtype is {given!r}: {rule}") from None
+    if given is None or (dtype not in others and not is_float(dtype)):
+        raise TypeError(f"dtype is {given!r}: {rule}")
+    return dtype
+
+
+def _bfloat16():
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise ImportError("bfloat16 for NumPy comes from the package ml_dtypes: it must be installed") from None
+    return bfloat16
+
+
 def sum_dtype(dtype):
     """Of sums, softmax and lse: that of the query, but no narrower than float32."""
     return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
@@ -70,20 +90,18 @@ def check_widths(query, key, value):
         raise TypeError(f"{given}: float16 and bfloat16 must not meet in one call")
 
 
-def broadcast_mask(mask, pairs, name="mask"):
-    """`mask` as an array, and what it is for the `pairs` of query and key."""
-    mask = plain_array(name, mask)
+def mask_array(name, given):
+    mask = plain_array(name, given)
     if mask.dtype != np.bool_:
         raise TypeError(f"{name} has dtype {mask.dtype}: it must be boolean; numbers to add are given as bias")
-    return mask, broadcast(name, mask, pairs)
+    return mask
 
 
-def broadcast_bias(bias, pairs, name="bias"):
-    bias = plain_array(name, bias)
+def bias_array(name, given):
+    bias = plain_array(name, given)
     if bias.dtype == np.bool_:
         raise TypeError(f"{name} has dtype bool: it must be floating; who may attend is given as mask")
-    bias = float_array(name, bias, fewest_axes=0)
-    return bias, broadcast(name, bias, pairs)
+    return float_array(name, bias, fewest_axes=0)
 
 
 def float_array(name, array, fewest_axes=2):
@@ -152,6 +170,19 @@ def sides(window):
         return [None if side is None else operator.index(side) for side in window]
     except TypeError:
         raise TypeError(f"window is {window!r}: {rule}") from None
+
+
+def whole_number(name, given, least=1, bounded=True):
+    """`given` as an int, checked; `bounded`: it is a size."""
+    try:
+        if isinstance(given, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(given)
+    except TypeError:
+        raise TypeError(f"{name} is {given!r}: it must be a whole number") from None
+    if number < least or (bounded and number >= 2**40):
+        raise ValueError(f"{name} is {given}: it must be {least} or more{', and below 2**40' if bounded else ''}")
+    return number
 
 
 def whole_numbers(name, given, lead):

@@ -71,7 +71,7 @@ def additive_attention(
     scale, below_2 = _normalised(call.scale, np.broadcast_to(weights, (call.heads, features)))
     projected_query = _project(call.query, w_query, call.threads, dtype)
     call.project(projected_query, _project(call.key, w_key, call.threads, dtype), scale, below_2)
-    return call.finish()
+    return call.attend()
 
 
 def _project(array, weight, threads, dtype):

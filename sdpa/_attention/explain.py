@@ -47,7 +47,7 @@ def explain(query, key, value, **options):
     plan, pairs = call.plan(), call.visible_pairs()
     dim, value_dim = call.query.shape[-1], call.value.shape[-1]
     given = sum(array.nbytes for array in (call.query, call.key, call.value))
-    out_bytes = math.prod(call.result_axes_of(value_dim)) * call.query.itemsize
+    out_bytes = math.prod(call.result_shape(value_dim)) * call.query.itemsize
     return Explanation(
         kernel=kernel.name,
         engine="few rows: features in lanes" if plan.few_rows else "many rows: rows in lanes",

@@ -4,10 +4,11 @@ import numpy as np
 
 from .. import _core
 from .._checks import (
-    broadcast_bias,
-    broadcast_mask,
+    bias_array,
+    broadcast,
     check_out,
     flag,
+    mask_array,
     per_head,
     sum_dtype,
     whole_numbers,
@@ -80,9 +81,11 @@ def attend_masked(cache, query, first, rows, left, right, options, known):
     pairs = (cache.batch, heads, q_len, len(cache))
     mask, bias, slopes = (options.pop(name, None) for name in ("mask", "bias", "alibi_slopes"))
     if mask is not None:
-        mask, _ = broadcast_mask(mask, pairs)
+        mask = mask_array("mask", mask)
+        broadcast("mask", mask, pairs)
     if bias is not None:
-        bias, _ = broadcast_bias(bias, pairs)
+        bias = bias_array("bias", bias)
+        broadcast("bias", bias, pairs)
     if slopes is not None:
         slopes = per_head("alibi_slopes", slopes, (cache.batch,), heads)[..., None, None]
     out, return_lse = options.pop("out", None), flag("return_lse", options.pop("return_lse", False))

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from .. import _core
-from .._checks import FLOATS, whole_numbers
-from .store import UNBOUNDED, Memory, new_array, whole_number, without_padding
+from .._checks import FLOATS, whole_number, whole_numbers
+from .store import UNBOUNDED, Memory, new_array, without_padding
 
 try:
     import fcntl

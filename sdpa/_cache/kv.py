@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
-from .._checks import FLOATS, float_array, is_float, whole_numbers
+from .._checks import float_array, float_dtype, whole_number, whole_numbers
 from .._options import CacheOptions, takes
 from .attend import attend
 from .files import load, save
-from .store import Store, attributes, whole_number, without_padding
+from .store import Store, attributes, without_padding
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -70,7 +70,7 @@ class KVCache(Store):
         batch, kv_heads = whole_number("batch", batch), whole_number("kv_heads", kv_heads)
         head_dim = whole_number("head_dim", head_dim)
         value_dim = head_dim if value_dim is None else whole_number("value_dim", value_dim)
-        dtype = _cache_dtype(dtype)
+        dtype = float_dtype(dtype, "int8")
         capacity = None if capacity is None else whole_number("capacity", capacity, least=0)
         window = None if window is None else whole_number("window", window)
         keep = whole_number("keep", keep, least=0)
@@ -298,25 +298,6 @@ class KVCache(Store):
         if (lengths < 0).any() or (lengths > count).any():
             raise ValueError(f"lengths are {_said(given)}: they must be from 0 to the {count} tokens given")
         return lengths
-
-
-def _cache_dtype(given):
-    allowed = f"it must be int8 or {' or '.join(FLOATS)}, in native byte order"
-    try:
-        dtype = np.dtype(_bfloat16() if isinstance(given, str) and given == "bfloat16" else given)
-    except TypeError:
-        raise TypeError(f"dtype is {given!r}: {allowed}") from None
-    if given is None or (dtype != np.int8 and not is_float(dtype)):
-        raise TypeError(f"dtype is {given!r}: {allowed}")
-    return dtype
-
-
-def _bfloat16():
-    try:
-        from ml_dtypes import bfloat16
-    except ImportError:
-        raise ImportError("bfloat16 for NumPy comes from the package ml_dtypes: it must be installed") from None
-    return bfloat16
 
 
 def _said(numbers):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
-from .._checks import FLOATS, is_float, one_sequence, packed_rows, rows_of
+from .._checks import float_dtype, one_sequence, packed_rows, rows_of, whole_number
 from .._options import AttentionOptions, takes
 from .._runtime import kernels
 
@@ -60,12 +60,12 @@ class PagedKVCache:
     """
 
     def __init__(self, pages, page_size, kv_heads, head_dim, *, value_dim=None, dtype=np.float32):
-        self.pages = _count("pages", pages, least=1)
-        self.page_size = _count("page_size", page_size, least=1)
-        self.kv_heads = _count("kv_heads", kv_heads, least=1)
-        self.head_dim = _count("head_dim", head_dim, least=1)
-        self.value_dim = self.head_dim if value_dim is None else _count("value_dim", value_dim, least=1)
-        self.dtype = _dtype(dtype)
+        self.pages = whole_number("pages", pages)
+        self.page_size = whole_number("page_size", page_size)
+        self.kv_heads = whole_number("kv_heads", kv_heads)
+        self.head_dim = whole_number("head_dim", head_dim)
+        self.value_dim = self.head_dim if value_dim is None else whole_number("value_dim", value_dim)
+        self.dtype = float_dtype(dtype)
         self._pool = _core.Pool(self._new_pages(self.head_dim), self._new_pages(self.value_dim))
 
     # Sequences
@@ -78,7 +78,7 @@ class PagedKVCache:
         >>> cache.allocate(tokens=10), cache.free_pages
         (0, 5)
         """
-        tokens = _count("tokens", tokens)
+        tokens = whole_number("tokens", tokens, least=0, bounded=False)
         pages = -(-tokens // self.page_size)
         if pages > self.free_pages:
             raise self._pool.exhausted(pages, tokens)
@@ -125,7 +125,7 @@ class PagedKVCache:
         (7, 6)
         """
         state = self._find(sequence)
-        n = _count("n", n)
+        n = whole_number("n", n, least=0, bounded=False)
         if n > state.length:
             raise ValueError(f"n is {n}: it must be from 0 to the length of sequence {sequence}, {state.length}")
         self._pool.truncate(state, n)
@@ -272,24 +272,3 @@ def snapshot(cache, states):
 
 def restore(cache, states, marks):
     cache._pool.restore(states, marks)
-
-
-def _count(name, number, least=0):
-    try:
-        count = operator.index(None if isinstance(number, (bool, np.bool_)) else number)
-    except TypeError:
-        raise TypeError(f"{name} is {number!r}: it must be a whole number of {least} or more") from None
-    if count < least:
-        raise ValueError(f"{name} is {count}: it must be {least} or more")
-    return count
-
-
-def _dtype(given):
-    rule = f"it must be {' or '.join(FLOATS)}, in native byte order"
-    try:
-        dtype = np.dtype(given)
-    except TypeError:
-        raise TypeError(f"dtype is {given!r}: {rule}") from None
-    if given is None or not is_float(dtype):
-        raise TypeError(f"dtype is {given!r}: {rule}")
-    return dtype

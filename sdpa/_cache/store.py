@@ -1,7 +1,6 @@
 """The memory of a KVCache: where each token lies, and who may write there."""
 
 import math
-import operator
 import weakref
 
 import numpy as np
@@ -259,16 +258,3 @@ def attributes(cache):
         for name in (slots,) if isinstance(slots, str) else slots:
             if not name.startswith("__") and hasattr(cache, name):
                 yield name, getattr(cache, name)
-
-
-def whole_number(name, given, least=1):
-    """`given` as an int, checked."""
-    try:
-        if isinstance(given, (bool, np.bool_)):
-            raise TypeError
-        number = operator.index(given)
-    except TypeError:
-        raise TypeError(f"{name} is {given!r}: it must be a whole number") from None
-    if not least <= number < 2**40:
-        raise ValueError(f"{name} is {given}: it must be {least} or more, and below 2**40")
-    return number

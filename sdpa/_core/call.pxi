@@ -54,7 +54,7 @@ cdef class Call(Inputs):
             n += 1
         return n
 
-    cdef tuple result_shape(self, cnp.npy_intp columns):
+    cpdef tuple result_shape(self, cnp.npy_intp columns):
         cdef cnp.npy_intp shape[MOST_LEADING + 3]
         cdef int i, n = self.result_axes(columns, shape)
         return tuple([shape[i] for i in range(n)])
@@ -110,7 +110,7 @@ cdef class Call(Inputs):
             self.threads = threads_of(given)
         return 0
 
-    cdef object attend(self):
+    cpdef object attend(self):
         """The result, or (result, lse)."""
         cdef sdpa_input *p = &self.p
         cdef cnp.ndarray out, lse = None
@@ -284,12 +284,6 @@ cdef class Call(Inputs):
         self.p.v = &v[0, 0] if v.shape[0] and v.shape[1] else NULL
         self.place(query, self.p.heads, self.p.q_len, self.p.dim, &self.p.query)
         self.place(key, self.p.kv_heads, self.p.kv_len, self.p.dim, &self.p.key)
-
-    def result_axes_of(self, columns):
-        return self.result_shape(columns)
-
-    def finish(self):
-        return self.attend()
 
     def visible_pairs(self):
         """Pairs of query and key, over all heads, that causal, window and lengths leave visible."""

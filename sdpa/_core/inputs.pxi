@@ -115,23 +115,21 @@ cdef class Inputs:
     cdef int take_mask(self, given) except -1:
         if given is None:
             return 0
-        cdef cnp.ndarray mask = given if type(given) is cnp.ndarray else _checks.plain_array(self.said("mask"), given)
-        if cnp.PyArray_TYPE(mask) != cnp.NPY_BOOL:
-            raise TypeError(
-                f"{self.said('mask')} has dtype {mask.dtype}: it must be boolean; numbers to add are given as bias"
-            )
+        cdef cnp.ndarray mask
+        if type(given) is cnp.ndarray and cnp.PyArray_TYPE(given) == cnp.NPY_BOOL:
+            mask = given
+        else:
+            mask = _checks.mask_array(self.said("mask"), given)
         return self.spread("mask", mask, &self.p.mask)
 
     cdef int take_bias(self, given) except -1:
         if given is None:
             return 0
-        cdef cnp.ndarray bias = given if type(given) is cnp.ndarray else _checks.plain_array(self.said("bias"), given)
-        if cnp.PyArray_TYPE(bias) == cnp.NPY_BOOL:
-            raise TypeError(f"{self.said('bias')} has dtype bool: it must be floating; who may attend is given as mask")
-        if not holds_our_floats(bias) or cnp.PyArray_NDIM(bias) > MOST_LEADING + 3:
-            _checks.float_array(self.said("bias"), bias, 0)
-        self.bias = bias
-        return self.spread("bias", bias, &self.p.bias)
+        if type(given) is cnp.ndarray and holds_our_floats(given) and cnp.PyArray_NDIM(given) <= MOST_LEADING + 3:
+            self.bias = given
+        else:
+            self.bias = _checks.bias_array(self.said("bias"), given)
+        return self.spread("bias", self.bias, &self.p.bias)
 
     cdef int64_t batches_of_bias(self) noexcept:
         """How many batches have numbers of their own."""
@@ -149,8 +147,7 @@ cdef class Inputs:
         """`array`, which must broadcast to (lead, H, M, N)."""
         self.keep(array)
         if not self.place(array, self.p.heads, self.rows, self.p.kv_len, to):
-            shape = (*self.lead_shape(), self.p.heads, self.rows, self.p.kv_len)
-            raise ValueError(f"{self.said(name)} has shape {shape_of(array)}: it must broadcast to {shape}")
+            _checks.broadcast(self.said(name), array, (*self.lead_shape(), self.p.heads, self.rows, self.p.kv_len))
         return 0
 
     cdef int bound_queries(self, window, causal, q_offset, kv_lengths) except -1:
@@ -213,7 +210,7 @@ cdef class Inputs:
                     there = np.array([self.counts[b] for b in range(self.p.batches)])
                 else:
                     there = self.p.kv_len
-                raise ValueError(f"kv_lengths are {kv_lengths}: they must be from 0 to the {there} keys there are")
+                _checks.lengths_of(kv_lengths, self.batch_shape(), there)  # raises
         return 0
 
     cdef int place_sequences(self) except -1:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from .._checks import FLOATS, is_float, plain_array
+from .._checks import float_array
 
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 TORCH = ("in_proj_weight", *SEPARATE, "in_proj_bias", "out_proj.weight", "out_proj.bias", "bias_k", "bias_v")
@@ -159,10 +159,7 @@ def as_array(name, given):
         return _bfloat16_if_there(given.float().numpy())
     if not isinstance(given, np.ndarray) and callable(getattr(given, "numpy", None)):
         given = given.numpy()
-    array = plain_array(name, given)
-    if not is_float(array.dtype):
-        raise TypeError(f"{name} has dtype {array.dtype}: it must be {' or '.join(FLOATS)}, in native byte order")
-    return array
+    return float_array(name, given, fewest_axes=0)
 
 
 def _bfloat16_if_there(array):

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 from .. import _core
 from .._cache.kv import KVCache
 from .._cache.paged import PagedKVCache
-from .._cache.store import whole_number
-from .._checks import flag
+from .._checks import flag, whole_number
 from .._options import InputOptions, takes
 from .._runtime import threads as _threads
 from . import convert

@@ -929,6 +929,7 @@ def test_ml_dtypes_is_needed_for_bfloat16_only(tmp_path):
     filled(20, bfloat16).save(tmp_path / "brain")
     assert np.load(tmp_path / "brain/keys.npy").dtype == np.uint16
     assert KVCache(1, 1, 1, dtype="bfloat16").dtype == bfloat16
+    assert sdpa.PagedKVCache(1, 1, 1, 1, dtype="bfloat16").dtype == bfloat16
     code = f"""
 import sys, sdpa
 sdpa.KVCache.load({str(tmp_path / "half")!r})
