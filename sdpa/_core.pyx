@@ -20,6 +20,9 @@ include "_core/quantise.pxi"    # int8 for caches
 include "_core/cache.pxi"       # what appends change in a KVCache
 include "_core/pages.pxi"       # the pages of a PagedKVCache
 include "_core/arguments.pxi"   # single arguments
-include "_core/inputs.pxi"      # all arguments of a call, checked
-include "_core/call.pxi"        # one call, and the functions that Python calls
+include "_core/inputs.pxi"      # the arrays of a call
+include "_core/packed.pxi"      # the same of sequences, and in caches
+include "_core/options.pxi"     # the options of a call
+include "_core/call.pxi"        # one call
+include "_core/functions.pxi"   # the functions that Python calls
 include "_core/merge.pxi"       # partial results joined

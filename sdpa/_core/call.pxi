@@ -1,4 +1,4 @@
-# One call: what it returns, its plan, and the functions by which it is made.  Part of _core.pyx.
+# One call: what it returns, and its plan.  Part of _core.pyx.
 cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int64_t
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
 
 
 @cython.final
-cdef class Call(Inputs):
+cdef class Call(Options):
     """Inputs, and what is done with them."""
 
     cdef int result_axes(self, cnp.npy_intp columns, cnp.npy_intp *shape) noexcept:
@@ -330,118 +330,3 @@ cdef class Call(Inputs):
             threads=threads,
             scratch_bytes=threads * scratch_bytes(&s) + (units * sdpa_sums_bytes(&s) if s.split else 0),
         )
-
-
-cdef dict NOTHING = {}
-
-
-cdef Call open_call(Kernel kernel, dict options, known):
-    cdef Call call = Call.__new__(Call)
-    call.kernel, call.options, call.known, call.beside, call.left = kernel, options, known, NOTHING, len(options)
-    return call
-
-
-def attention(Kernel kernel not None, query, key, value, dict options not None, known):
-    cdef Call call = open_call(kernel, options, known)
-    call.take_arrays(query, key, value)
-    call.take_options()
-    return call.attend()
-
-
-def attention_varlen(
-    Kernel kernel not None, query, key, value, cu_seqlens_q, cu_seqlens_k, dict options not None, known
-):
-    cdef Call call = open_call(kernel, options, known)
-    call.take_packed(query, key, value, cu_seqlens_q, cu_seqlens_k)
-    call.take_options()
-    return call.attend()
-
-
-def attend_cache(
-    Kernel kernel not None, CacheBase cache not None, query, int64_t rows, lengths, q_offset, dict options not None,
-    known,
-):
-    """Attention to the first `rows` rows of a cache, of which batch b has lengths[b] (None: all)."""
-    cdef Call call = open_call(kernel, options, known)
-    call.take_cached(cache, query, rows)
-    call.own_lengths, call.own_offset = lengths, q_offset
-    call.take_options()
-    return call.attend()
-
-
-def cached_query(Kernel kernel not None, CacheBase cache not None, query):
-    """`query` as an array, checked."""
-    cdef Call call = open_call(kernel, NOTHING, None)
-    call.take_cached(cache, query, 0)
-    return call.query
-
-
-def attend_pages(
-    Kernel kernel not None, query, cnp.ndarray keys not None, cnp.ndarray values not None, list sequences not None,
-    bint one, cu_seqlens_q, dict options not None, known,
-):
-    cdef Call call = open_call(kernel, options, known)
-    call.take_pages(query, keys, values, sequences, one, cu_seqlens_q)
-    call.take_options()
-    return call.attend()
-
-
-def attention_weights(Kernel kernel not None, query, key, dict options not None, known):
-    cdef Call call = open_call(kernel, options, known)
-    cdef cnp.ndarray weights
-    call.take_arrays(query, key, None, True, False)
-    call.take_options()
-    call.choose_threads()
-    call.all_taken()
-    weights = call.new_result(call.p.kv_len, cnp.PyArray_TYPE(call.query))
-    weights.fill(0)
-    call.place(weights, call.p.heads, call.p.q_len, call.p.kv_len, &call.p.weights)
-    if call.p.dim:
-        run_all(&call.p, call.unit_starts, kernel, call.threads)
-    return weights
-
-
-def plan_call(Kernel kernel not None, query, key, value, dict options not None, known):
-    """A Call that has a plan; its results are not asked for."""
-    cdef Call call = open_call(kernel, options, known)
-    call.take_arrays(query, key, value)
-    call.take_options()
-    call.flag("return_lse")
-    call.option("out")
-    call.choose_threads()
-    call.all_taken()
-    return call
-
-
-def additive_call(Kernel kernel not None, query, key, value, int64_t features, dict options not None, known):
-    """A Call that waits for `project`."""
-    cdef Call call = open_call(kernel, options, known)
-    call.take_arrays(query, key, value, False)
-    call.take_options()
-    call.products_of_score = 5 * features  # measured: see the decisions of csrc/README.md
-    call.choose_threads()
-    return call
-
-
-def attention_backward(
-    Kernel kernel not None, grad_out, query, key, value, out, lse, grad_lse, dict options not None, known
-):
-    cdef Call call = open_call(kernel, options, known)
-    call.for_gradients = True
-    call.take_arrays(query, key, value)
-    call.take_options()
-    call.choose_threads()
-    call.all_taken()
-    return call.differentiate(grad_out, out, lse, grad_lse)
-
-
-def attention_varlen_backward(
-    Kernel kernel not None, grad_out, query, key, value, out, lse, cu_seqlens_q, cu_seqlens_k, grad_lse,
-    dict options not None, known,
-):
-    cdef Call call = open_call(kernel, options, known)
-    call.take_packed(query, key, value, cu_seqlens_q, cu_seqlens_k)
-    call.take_options()
-    call.choose_threads()
-    call.all_taken()
-    return call.differentiate(grad_out, out, lse, grad_lse)

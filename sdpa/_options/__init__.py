@@ -2,7 +2,7 @@
 
 Everything else follows from these classes: what type checkers accept (each function takes `**options: Unpack[...]`),
 the signatures and parameter lists that `help` shows (`takes`, in signatures.py), and which keywords a function knows.
-The values are checked in sdpa/_core/call.pxi, in the order of the fields here.
+The values are checked in sdpa/_core/options.pxi, in the order of the fields here.
 """
 
 from collections.abc import Sequence
