@@ -18,7 +18,7 @@ from support.draw import float32, float64, rng
 
 import sdpa
 from sdpa import KVCache
-from sdpa._cache import files, store
+from sdpa._cache import files, folders, store
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,11 +41,11 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 import numpy as np
 from sdpa import KVCache
-from sdpa._cache import files
+from sdpa._cache import folders
 path = sys.argv[1]
 {inspect.getsource(numbered)}
 """
-WITHOUT_EXCHANGE = "files._exchange = lambda new, path: False\n"
+WITHOUT_EXCHANGE = "folders._exchange = lambda new, path: False\n"
 
 
 def start(code, *arguments):
@@ -112,7 +112,7 @@ def test_a_killed_save_leaves_the_old_one(tmp_path):
 
 def test_killed_between_two_renames(tmp_path, monkeypatch):
     """Where the system cannot exchange folders: the old save counts, until the next one has taken its place."""
-    monkeypatch.setattr(files, "_exchange", lambda new, path: False)
+    monkeypatch.setattr(folders, "_exchange", lambda new, path: False)
     path = tmp_path / "cache"
     numbered(3).save(path)
     path.rename(tmp_path / f".cache.{'0' * 16}.tmp.old")

@@ -1,0 +1,185 @@
+"""Folders that are exchanged as a whole.
+
+A folder is written beside its place, under a hidden name, and then exchanged with what is there in one step of the
+operating system; nothing is changed in a folder that has a place.  A load opens the folder once and its files relative
+to that, so that all are of one save.  Whoever writes has a lock on the hidden folder, which ends with the process: what
+is not locked was left by one that was killed, and the next save removes it.
+"""
+
+import contextlib
+import errno
+import functools
+import os
+import re
+import secrets
+import shutil
+import sys
+
+try:
+    import fcntl
+except ImportError:  # Windows: no locks, so leftovers stay
+    fcntl = None  # type: ignore[assignment]
+
+FILES = ("cache.json", "keys.npy", "values.npy", "key_scales.npy", "value_scales.npy")
+GAP_TRIES = 5  # so often a load looks for a folder whose name is changing
+
+
+@contextlib.contextmanager
+def hidden_folder(path):
+    """A new folder beside `path`, locked; what has its name in the end, maybe an old save, is removed."""
+    while True:
+        folder = _hidden_name(path)
+        folder.mkdir()
+        lock = _lock(folder)
+        if lock is not None and os.path.lexists(folder):
+            break
+        _unlock(lock)  # between the two another save took it for a leftover
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _unlock(lock)
+
+
+def _lock(folder):
+    """A descriptor that has the lock on the folder, as far as the system has locks; None where another has it."""
+    if fcntl is None:
+        return -1
+    descriptor = -1
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError):
+        _unlock(descriptor)
+        return None
+    except OSError:  # a file system without locks
+        _unlock(descriptor)
+        return -1
+    return descriptor
+
+
+def _unlock(descriptor):
+    if descriptor is not None and descriptor >= 0:
+        os.close(descriptor)
+
+
+def _hidden_name(path):
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def _hidden_names(path):
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp(\.old)?")
+    with contextlib.suppress(OSError):
+        return [entry for entry in path.parent.iterdir() if pattern.fullmatch(entry.name)]
+    return []
+
+
+def remove_leftovers(path):
+    """What saves that were killed have left: nobody has a lock on it.  Where there is no save, an .old one may be the
+    only one."""
+    for folder in _hidden_names(path):
+        if folder.suffix == ".old" and not path.exists():
+            continue
+        lock = _lock(folder)
+        if lock is not None and lock >= 0:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(folder.rename(_hidden_name(path)))  # what is named .old is whole always
+            _unlock(lock)
+
+
+def put_in_place(new, path):
+    """Rename the folder `new` to `path`.  A saved cache that is there gets the name of `new`."""
+    while True:
+        try:
+            if not os.path.lexists(path):
+                new.rename(path)
+            elif not _exchange(new, path):
+                _rename_both(new, path)
+            return
+        except OSError as error:  # another save was faster
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST) or not new.exists():
+                raise
+
+
+def _rename_both(new, path):
+    """For a moment there is nothing at `path`: then what is named .old counts, which is a whole save always."""
+    old = new.with_name(new.name + ".old")
+    try:
+        path.rename(old)
+        new.rename(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # another save may have taken it away
+            if os.path.lexists(path):
+                shutil.rmtree(old.rename(_hidden_name(path)))
+            else:
+                old.rename(path)
+
+
+def _exchange(new, path):
+    """Whether the system exchanged the names of two folders."""
+    import ctypes  # only here: it takes some ms
+
+    names = os.fsencode(new), os.fsencode(path)
+    if sys.platform == "linux":
+        call, arguments = "renameat2", (-100, names[0], -100, names[1], 2)  # AT_FDCWD, RENAME_EXCHANGE
+    elif sys.platform == "darwin":
+        call, arguments = "renamex_np", (*names, 2)  # RENAME_SWAP
+    else:
+        return False
+    function = getattr(ctypes.CDLL(None, use_errno=True), call, None)
+    if function is None:
+        return False
+    if function(*arguments) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM):  # the kernel or the file system has it not
+        return False
+    raise OSError(code, os.strerror(code), str(path))
+
+
+def open_all(path, stack, everything=False):
+    """The files of one save by their names, open until `stack` is closed; with `everything`, None for foreign ones."""
+    for place in _places(path):
+        found = None
+        try:
+            while found is None:
+                found = _open_folder(place, everything)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ValueError(f"path is {str(path)!r}: it holds no saved cache: {error}") from None
+        stack.push(found[0])
+        return found[1]
+    raise FileNotFoundError(f"path is {str(path)!r}: there is nothing")
+
+
+def _places(path):
+    """Where a save may be: where the system cannot exchange folders, it has another name for a moment."""
+    for _ in range(GAP_TRIES):
+        yield path
+        yield from (name for name in _hidden_names(path) if name.suffix == ".old")
+
+
+def _open_folder(path, everything):
+    """What closes the files, and the files; None if the folder lost its place meanwhile."""
+    with contextlib.ExitStack() as stack:
+        folder, place = None, path
+        if os.open in os.supports_dir_fd and os.listdir in os.supports_fd:
+            folder = place = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, folder)
+        before = os.stat(place)
+        found = {}
+        for name in os.listdir(place):
+            if name in FILES:
+                opener = functools.partial(_open_in, folder)
+                with contextlib.suppress(FileNotFoundError):
+                    found[name] = stack.enter_context(open(path / name, "rb", buffering=0, opener=opener))
+            elif everything:
+                found[name] = None
+        return (stack.pop_all(), found) if os.path.samestat(before, os.stat(path)) else None
+
+
+def _open_in(folder, path, _):
+    """Relative to the folder, where the system can do that.  A pipe is not waited for."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    return os.open(path if folder is None else os.path.basename(path), flags, dir_fd=folder)
