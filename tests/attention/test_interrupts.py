@@ -60,6 +60,7 @@ CALLS = {
     "gradients": "sdpa.attention_backward(*5 * [repeated(1, 1, M, 16)], np.zeros((1, 1, M), np.float32), threads=2)",
     "gradients, one thread": "sdpa.attention_backward(*5 * [repeated(1, 1, M, 16)], np.zeros((1, 1, M), np.float32), "
     "threads=1)",
+    "parts to join": "sdpa.merge(4096 * [repeated(1 << 16, 64)], 4096 * [repeated(1 << 16)])",
     "projection": "Linear(np.ones((64, 32768), np.float32))(repeated(1 << 23, 32768), threads=2)",
 }
 
