@@ -1,7 +1,7 @@
-"""Checks of single arguments, for all functions; those of a whole call are in _core/inputs.pxi.
+"""Checks of single arguments, for all functions.  The checks of a whole call are in _core/inputs.pxi.
 
-Messages name the argument, the values given and the rule.  Nothing is copied but small arrays (offsets, lengths, sinks,
-slopes).
+Messages name the argument, the value given and the rule.  Only small arrays are copied: offsets, lengths,
+sinks, slopes.
 """
 
 import math
@@ -9,12 +9,12 @@ import operator
 
 import numpy as np
 
-# Names of the dtypes that can be computed with, narrow before wide.  NumPy has no bfloat16 of its own: it comes from
-# the package ml_dtypes, is known by its name, and that package is never imported.
+# Names of the dtypes that the kernels compute with, narrow before wide.  NumPy has no bfloat16 of its own.  The package
+# ml_dtypes brings it, which is never imported: the dtype is recognised by its name.
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 NUMBERS = frozenset(np.dtype(name).num for name in FLOATS if name != "bfloat16")
 INT64 = np.iinfo(np.int64)
-MOST_AXES = 32  # of an array: NumPy 1 has no more, and NumPy 2, which has 64, broadcasts no more
+MOST_AXES = 32  # of an array: NumPy 1 has no more, and NumPy 2, which has 64, broadcasts no more than these
 
 
 def plain_array(name, array):
@@ -30,7 +30,7 @@ def plain_array(name, array):
 
 
 def overlaps_itself(array):
-    """By strides: each must step over all that the smaller ones reach."""
+    """Whether elements overlap.  They do not if each stride steps over everything that the smaller strides reach."""
     reach = array.itemsize
     for stride, size in sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape) if size > 1):
         if stride < reach:
@@ -40,7 +40,7 @@ def overlaps_itself(array):
 
 
 def is_float(dtype):
-    """Whether it can be computed with."""
+    """Whether the kernels compute with this dtype."""
     if dtype.num in NUMBERS:
         return dtype.isnative
     if dtype.name != "bfloat16":
@@ -72,13 +72,12 @@ def _bfloat16():
 
 
 def sum_dtype(dtype):
-    """Of sums, softmax and lse: that of the query, but no narrower than float32."""
+    """The dtype of sums, softmax and lse for a query of `dtype`: the same, but no narrower than float32."""
     return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
 
 
 def check_widths(query, key, value):
-    """Key and value (None: there is none) are no wider than query; and there is no product of a bfloat16 and a
-    float16."""
+    """Raises if key or value (None: absent) has a wider dtype than query, or if bfloat16 meets float16."""
     inputs = {"query": query, "key": key, "value": value}
     for name in ("key", "value"):
         array = inputs[name]
@@ -122,12 +121,12 @@ def flag(name, given):
 
 
 def may_hold(dtype, result):
-    """Whether an array of `dtype` takes a result whose dtype is `result`: that, or, unrounded, a wider one of ours."""
+    """Whether an array of `dtype` takes results of dtype `result`: the same, or a wider one, which is not rounded."""
     return dtype == result or (is_float(dtype) and dtype.itemsize > result.itemsize)
 
 
 def check_out(out, shape, dtype, inputs, wider=True):
-    """`out` can take a result of `shape` and `dtype` without touching the inputs (name: array)."""
+    """Raises unless `out` can take a result of `shape` and `dtype` without touching the inputs (name: array)."""
     if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
         raise TypeError(f"out is of type {type(out).__name__}: it must be an array")
     if out.shape != shape or not (may_hold(out.dtype, dtype) if wider else out.dtype == dtype):
@@ -150,7 +149,7 @@ def broadcast(name, array, shape):
 
 
 def window_and_causal(window, causal):
-    """(left, right), None for no bound; causal is right = 0."""
+    """(left, right), None for no bound.  `causal` is right = 0."""
     causal = flag("causal", causal)
     left, right = (None, None) if window is None else sides(window)
     if causal:
@@ -186,7 +185,7 @@ def whole_number(name, given, least=1, bounded=True):
 
 
 def whole_numbers(name, given, lead):
-    """One for each batch, as int64."""
+    """`given`, broadcast to one number for each batch, as int64."""
     numbers = plain_array(name, given)
     if numbers.dtype == object and all(isinstance(number, int) for number in numbers.flat):
         raise ValueError(f"{name} is {given}: it must fit into 64 bits with a sign")
@@ -198,7 +197,7 @@ def whole_numbers(name, given, lead):
 
 
 def lengths_of(kv_lengths, lead, kv_len):
-    """`kv_len` is a number, or one for each."""
+    """`kv_lengths` as int64, each from 0 to `kv_len`, which is a number, or one for each batch."""
     lengths = whole_numbers("kv_lengths", kv_lengths, lead)
     if ((lengths < 0) | (lengths > kv_len)).any():
         raise ValueError(f"kv_lengths are {kv_lengths}: they must be from 0 to the {kv_len} keys there are")
@@ -256,7 +255,7 @@ def one_sequence(name, given):
 
 
 def rows_of(name, given, rows_name, rows, sequences, one):
-    """Where the rows of each of so many sequences begin, and the end; by default each has one."""
+    """Where the rows of each sequence begin, and the end.  By default each of the `sequences` has one row."""
     if one and given is not None:
         raise ValueError(f"{name} is {given}: with one sequence, all of {rows_name} is its own")
     if one:

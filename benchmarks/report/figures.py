@@ -193,19 +193,19 @@ def tokens(point, seconds):
 
 LINES = {
     "length": Figure(
-        "Causal attention of so many queries to as many keys, 2 heads of 64, float32: time of a call.",
+        "Time of a call by length: causal attention with as many keys as queries, 2 heads of 64, float32.",
         partial(draw_lines, family="length", xlabel="length", ylabel="ms", value=milliseconds, yscale="log"),
     ),
     "length-in-rate": Figure(
-        "The same as a rate: of the multiply-adds that count, which are half of a square.",
+        "The same calls as a rate. It counts the multiply-adds of visible pairs only, half of the square.",
         partial(draw_lines, family="length", xlabel="length", ylabel="GFLOP/s", value=gigaflops, yscale="linear"),
     ),
     "threads": Figure(
-        "Causal attention of 2048 queries and keys, 8 heads of 64, float32, on so many CPUs.",
+        "Rate by the number of CPUs: causal attention of 2048 queries and keys, 8 heads of 64, float32.",
         partial(draw_lines, family="threads", xlabel="threads", ylabel="GFLOP/s", value=gigaflops, yscale="linear"),
     ),
     "head-size": Figure(
-        "1024 queries and keys, 8 heads, float32, by the size of a head.",
+        "Rate by the size of a head: 1024 queries and keys, 8 heads, float32.",
         partial(
             draw_lines, family="head-size", xlabel="size of a head", ylabel="GFLOP/s", value=gigaflops, yscale="linear",
             sizes="linear",

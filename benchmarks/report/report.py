@@ -42,7 +42,8 @@ def times(report):
     shares, over_best = ([getattr(row, name) for row in rows] for name in ("share", "lead"))
     cells.append(("geometric mean", "", "", *leads, fixed(geometric_mean(shares)), fixed(geometric_mean(over_best))))
     return Table(
-        f"Milliseconds, the shortest of all calls; the best of a row is marked; last, time {DIVIDED} that of sdpa.",
+        "Milliseconds, the shortest of all calls; the best of a row is marked; the last line is the time "
+        f"{DIVIDED} that of sdpa.",
         ("workload", "bound", OURS, *map(title_of, libraries), "of the bound", "over the best peer"),
         cells,
         frozenset(best),

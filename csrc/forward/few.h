@@ -295,6 +295,8 @@ static NOINLINE void score_wide(const sdpa_input *in, const sdpa_task *t, sdpa_s
 static void score_products(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
     (in->dim <= STRETCH ? score_narrow : score_wide)(in, t, g, keys);
+    /* Garbage behind the last key goes through what shapes that key (scores.h), and denormals would take long there. */
+    if (t->scratch.places < VL) memset(scores_at(t, g.end, 0), 0, VL * sizeof(real));
     raise_high(t, g);
 }
 

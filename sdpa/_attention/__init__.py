@@ -1,3 +1,3 @@
-"""Attention on arrays: the result, weights, gradients, packed sequences, additive scores, and what is done for a call.
+"""Attention on arrays: results, weights, gradients, packed sequences, additive scores, and explanations of calls.
 Begin with `attention` in forward.py.
 """

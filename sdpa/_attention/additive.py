@@ -1,4 +1,4 @@
-"""Additive attention: its weights checked, its projections, and the call."""
+"""Additive attention: the checks of its weights, its projections, and the call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import _core
 from .._checks import plain_array, sum_dtype
 from .._layer.linear import Linear
 from .._layer.parts import weight_array
-from .._options import AttentionOptions, takes
+from .._options import WORDS, AttentionOptions, takes
 from .._runtime import kernels
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-ADDITIVE_ATTENTION = takes("additive_attention", AttentionOptions)
+ADDITIVE_ATTENTION = takes("additive_attention", AttentionOptions, WORDS | {"scale": "1"})
 
 
 @ADDITIVE_ATTENTION
@@ -27,11 +27,12 @@ def additive_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, w_query: ArrayLike, w_key: ArrayLike, v: ArrayLike,
     **options: Unpack[AttentionOptions],
 ) -> Any:  # fmt: skip
-    """`attention` with a small network in place of the product of query and key, as Bahdanau, Cho and Bengio have it:
+    """`attention` with a small network in place of the product of query and key (Bahdanau, Cho and Bengio):
 
         score = scale * sum over a of v[a] * tanh((w_query @ query)[a] + (w_key @ key)[a])
 
-    Axes as in `attention`, A features, and K the size of a key, which may differ from D, that of a query:
+    The axes are those of `attention`.  The network has A features, and K, the size of a key, may differ from D, the
+    size of a query:
 
         query : (B, H, M, D)    key : (B, G, N, K)    value : (B, G, N, E)    out : (B, H, M, E)
 
@@ -39,14 +40,16 @@ def additive_attention(
     ----------
     w_query : (A, D), or one for each head, (H, A, D).
     w_key : (A, K), or one for each key/value head, (G, A, K).
-    v : (A), or one for each head, (H, A).  Finite.
-    scale : default 1.
+    v : (A), or one for each head, (H, A).  Its numbers must be finite.
+    {options}
 
-    The weights are float16, bfloat16, float32 or float64, and are rounded to the type of the sums: float64 for a
-    float64 query, else float32.  So are the projections, which take A numbers for each query and each key.  The other
-    options, the dtypes and the result are those of `attention`; where A is 0 a query sees no key.
+    The weights w_query, w_key and v are float16, bfloat16, float32 or float64.  They are rounded to the dtype of the
+    sums, which is float64 for a float64 query and float32 for all others.  The projections have that dtype too, and
+    take A numbers for each query and each key.  Dtypes and results are those of `attention`.  If A is 0, no query sees
+    a key.
 
-    Key 0 matches by 2 * tanh(log(2) / 2) = 2 / 3, key 1, which cancels the query, by 0: weights 3 and 1.
+    In this example the score of key 0 is scale * 2 * tanh(log(2) / 2) = log(3).  Key 1 cancels the query, so that its
+    score is 0, and the weights are as 3 to 1.
 
     >>> import numpy as np, sdpa
     >>> query, key, value = np.array([[np.log(2) / 2]]), np.array([[0.0], [-np.log(2) / 2]]), np.array([[8.0], [4.0]])
@@ -92,7 +95,7 @@ def _weight(name, given, shape, axes, axes_by_head):
 
 
 def _normalised(scale, v):
-    """The same scores, from a v below 2, so that no product with it overflows."""
+    """A scale and a v below 2 that give the same scores, so that no product with v overflows."""
     v = v.astype(np.float64)
     largest = np.abs(v).max(initial=0)
     power = math.frexp(largest)[1] - 1

@@ -1,11 +1,11 @@
-"""Gradients of `attention`: every one of them, without holding the scores."""
+"""Gradients of `attention` and `attention_varlen`, without holding the scores."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from .. import _core
-from .._options import InputOptions, takes
+from .._options import PACKED, InputOptions, takes
 from .._runtime import kernels
 
 if TYPE_CHECKING:
@@ -23,29 +23,30 @@ def attention_backward(
     grad_out: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, out: ArrayLike, lse: ArrayLike, *,
     grad_lse: ArrayLike | None = None, **options: Unpack[InputOptions],
 ) -> Gradients:  # fmt: skip
-    """How a number L, such as a loss, that was computed from the results of `attention` changes with its inputs.
+    """Gradients of `attention`: given dL/d`out` of a number L, such as a loss, dL/d`query` and so on for each input.
 
     Parameters
     ----------
-    grad_out : the derivatives of L by the elements of `out`, in an array of its shape and of the dtype of query.
-    query, key, value, and the options : as they were given to `attention`.
-    out, lse : what `attention` returned for them, with return_lse=True.  Where query is of a half type, better give
-        `attention` an `out` of float32: gradients of query and key are differences, in which its rounding may be large.
-    grad_lse : the derivatives of L by the elements of `lse`, likewise; None where L was computed from `out` alone.
-    threads : as for `attention`.
+    grad_out : the gradient of L with respect to `out`, with the shape of `out` and the dtype of query.
+    query, key, value : as they were given to `attention`, and so the options.
+    out, lse : what `attention` returned for these arguments with return_lse=True.  If query has a half type, give
+        `attention` an `out` of float32: the gradients of query and key are differences, in which the rounding of a
+        narrow `out` may be large.
+    grad_lse : the gradient of L with respect to `lse`.  None if L was computed from `out` alone.
+    {options}
 
     Returns
     -------
-    Gradients(query, key, value, bias, sinks), a named tuple: the derivatives of L by each input, in an array of its
-    shape and dtype; sums are float32 at least.  bias and sinks are None where the call had none; the gradient of sinks
-    that are whole numbers is float64.  There is none of scale, softcap and alibi_slopes.
+    Gradients(query, key, value, bias, sinks), a named tuple.  Each is the gradient of L with respect to that input,
+    with its shape and dtype; sums are float32 at least.  The gradients of bias and sinks are None if the call had none.
+    The gradient of integer sinks is float64.  There are no gradients with respect to scale, softcap and alibi_slopes.
 
-    What was used several times, a broadcast input or a key/value head that query heads share, gets the sum over its
-    uses.  A query and a key that do not see each other add exactly 0, whatever the arrays hold for them, NaN included:
-    the gradient of a query that sees no key is 0, as is that of a key that no query sees.  The lse of such a query is
-    its sink, which gets its grad_lse.
+    Gradients of broadcast inputs are summed over the broadcast axes, and the gradient of a key/value head over the
+    query heads that share it.  A query and a key that do not see each other add exactly 0, whatever the arrays hold for
+    them, NaN included.  So the gradient of a query that sees no key is 0, as is the gradient of a key that no query
+    sees.  The lse of a query that sees no key is its sink: the gradient of that sink gets the query's grad_lse.
 
-    The scores are computed anew, a block at a time.  The bits do not depend on the number of threads.
+    The scores are computed again, a block at a time.  The bits do not depend on the number of threads.
 
     >>> import numpy as np, sdpa
     >>> query, key, value = np.array([[1.0]]), np.array([[0.0], [np.log(3.0)]]), np.array([[8.0], [4.0]])
@@ -59,7 +60,7 @@ def attention_backward(
     )
 
 
-ATTENTION_VARLEN_BACKWARD = takes("attention_varlen_backward", InputOptions)
+ATTENTION_VARLEN_BACKWARD = takes("attention_varlen_backward", InputOptions, PACKED)
 
 
 @ATTENTION_VARLEN_BACKWARD
@@ -68,11 +69,18 @@ def attention_varlen_backward(
     cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike | None = None, grad_lse: ArrayLike | None = None,
     **options: Unpack[InputOptions],
 ) -> Gradients:  # fmt: skip
-    """`attention_backward` for what `attention_varlen` computed: arrays and options as there.
+    """`attention_backward` for packed sequences: the gradients of `attention_varlen`.
 
         grad_out, out : (T, H, E)    lse, grad_lse : (T, H)    query : (T, H, D)    key : (U, G, D)    value : (U, G, E)
 
-    Gradients have the shapes of what was given; a bias or sinks that sequences share gets the sum over them.
+    Each gradient has the shape of its input.  Gradients of a bias, or of sinks, that sequences share are summed over
+    the sequences.
+
+    Parameters
+    ----------
+    grad_out, query, key, value, out, lse, grad_lse : as for `attention_backward`.
+    cu_seqlens_q, cu_seqlens_k : as they were given to `attention_varlen`, and so the options.
+    {options}
 
     >>> import numpy as np, sdpa
     >>> query = np.ones((3, 1, 1))

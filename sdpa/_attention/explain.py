@@ -1,15 +1,21 @@
 """What a call would do, and why."""
 
+from __future__ import annotations
+
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .. import _core
+from .._options import AttentionOptions, takes
 from .._runtime import kernels
-from .forward import ATTENTION
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from typing_extensions import Unpack
 
 
 class Explanation(NamedTuple):
-    """How one call is computed.  `str()` of it is a readable text."""
+    """How one call is computed.  `str(explanation)` is a readable text."""
 
     kernel: str
     engine: str
@@ -28,14 +34,20 @@ class Explanation(NamedTuple):
         return "\n".join(fields + [f"{'because' if i == 0 else '':16}{reason}" for i, reason in enumerate(self.why)])
 
 
-EXPLAINED = ATTENTION._replace(function="explain")
+EXPLAIN = takes("explain", AttentionOptions)
 
 
-def explain(query, key, value, **options):
-    """Which kernel a call of `attention` with these arguments uses, its blocks, threads, work, and the reasons.
+@EXPLAIN
+def explain(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unpack[AttentionOptions]) -> Explanation:
+    """How a call of `attention` with these arguments is computed: the kernel, its blocks, threads, work, and reasons.
 
-    flops count a multiplication and an addition per feature of each pair of query and key that geometry (causal,
-    window, lengths) leaves visible; bytes are those of query, key, value and the result, each once.
+    `flops` counts a multiplication and an addition per feature of each pair of query and key that causal, window and
+    lengths leave visible.  `bytes` counts query, key, value and the result once each.
+
+    Parameters
+    ----------
+    query, key, value : as for `attention`.
+    {options}
 
     >>> import numpy as np, sdpa
     >>> x = np.zeros((1, 8, 512, 64), np.float32)
@@ -43,7 +55,7 @@ def explain(query, key, value, **options):
     536870912
     """
     kernel = kernels.default
-    call = _core.plan_call(kernel, query, key, value, options, EXPLAINED)
+    call = _core.plan_call(kernel, query, key, value, options, EXPLAIN)
     plan, pairs = call.plan(), call.visible_pairs()
     dim, value_dim = call.query.shape[-1], call.value.shape[-1]
     given = sum(array.nbytes for array in (call.query, call.key, call.value))

@@ -1,4 +1,4 @@
-"""The functions people call for a result."""
+"""Attention on arrays: the result, the weights, partial results merged, and the function with PyTorch's signature."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unp
 
         query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)    out : (B, H, M, E)
 
-    With 2 axes B and H are 1 and absent, with 3 B is; more leading axes, up to 32 axes in all, are batches; leading
-    axes broadcast. float16, ml_dtypes.bfloat16, float32 or float64; key and value may be narrower than query, but
-    float16 and bfloat16 do not meet. Sums and softmax are float32 at least. The result has the dtype of query and is
-    laid out like it.
+    Arrays of 3 axes have no B, arrays of 2 axes have neither B nor H.  More leading axes, up to 32 axes in all, are
+    batches, and leading axes broadcast.  The dtypes are float16, ml_dtypes.bfloat16, float32 and float64.  Key and
+    value may have a narrower dtype than query, but float16 and bfloat16 must not meet in one call.  Sums and softmax
+    are float32 at least.  The result has the dtype and the memory layout of query.
 
     Scores are `scale * (query . key)`, then `softcap * tanh(score / softcap)`, then `+ bias`, then
-    `- alibi_slope * |distance|`, then masks.
+    `- alibi_slope * |distance|`, then masks.  By default the last query stands at the last key, so that with
+    causal=True, M = 2 and N = 4 the queries see these keys:
+
+        1 1 1 0
+        1 1 1 1
 
     Parameters
     ----------
@@ -42,8 +46,8 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unp
 
     Returns
     -------
-    out, or (out, lse).  A query that sees no key gets zeros, and as its lse the sink of its head, or -inf without
-    sinks.  What a hidden key holds, NaN included, has no influence.
+    out, or (out, lse).  A query that sees no key gets zeros, and its lse is the sink of its head, or -inf without
+    sinks.  Whatever a hidden key holds, NaN included, has no influence.
 
     >>> import numpy as np, sdpa
     >>> key = np.array([[0.0], [np.log(3.0)]])          # weights 1 and 3
@@ -58,10 +62,14 @@ ATTENTION_WEIGHTS = takes("attention_weights", InputOptions)
 
 @ATTENTION_WEIGHTS
 def attention_weights(query: ArrayLike, key: ArrayLike, **options: Unpack[InputOptions]) -> NDArray[Any]:
-    """The probabilities (B, H, M, N) with which `attention` weighs the values; options as there.
+    """The probabilities (B, H, M, N) with which `attention` weighs the values.
 
-    They take B * H * M * N numbers, which `attention` itself never holds.  With sinks a row sums to less than 1; the
+    These are B * H * M * N numbers, which `attention` itself never holds.  With sinks, a row sums to less than 1.  The
     row of a query that sees no key is 0.
+
+    Parameters
+    ----------
+    {options}
 
     >>> import numpy as np, sdpa
     >>> sdpa.attention_weights(np.array([[1.0]]), np.array([[0.0], [np.log(3.0)]]))
@@ -73,9 +81,16 @@ def attention_weights(query: ArrayLike, key: ArrayLike, **options: Unpack[InputO
 def merge(outs, lses, *, out=None):
     """Join partial results over disjoint keys into the result over all of them.
 
-    outs : a sequence of arrays (..., M, E).  lses : as many arrays (..., M).  Returns (out, lse), which can be merged
-    again; an `out` of a wider dtype than the parts takes the result unrounded.  A part that saw no key and has no sink
-    (lse -inf) has no influence.  Sinks belong into one of the parts only, whichever.
+    Parameters
+    ----------
+    outs : a sequence of arrays (..., M, E), one for each part.
+    lses : the log-sum-exp of each part, (..., M).
+    out : the array to fill and return.  If its dtype is wider than that of the parts, the result is not rounded.
+
+    Returns
+    -------
+    (out, lse), which can be merged again.  A part that saw no key and has no sink, so that its lse is -inf, has no
+    influence.  Give sinks to one of the parts only, no matter to which.
 
     >>> import numpy as np, sdpa
     >>> q, k, v = np.ones((2, 4)), np.ones((6, 4)), np.arange(6.0)[:, None]
@@ -91,14 +106,19 @@ def scaled_dot_product_attention(
 ):
     """`attention` with the signature and the meaning of torch.nn.functional.scaled_dot_product_attention.
 
-    attn_mask : boolean (True: may attend) or floating (added).  Not together with is_causal.
-    is_causal : aligned at the top left: query i sees keys up to i.  With M = 2 and N = 4
+    Parameters
+    ----------
+    query, key, value : NumPy arrays, as for `attention`.
+    attn_mask : boolean (True: the query may attend to the key) or floating (it is added to the scores).  It must be
+        None if is_causal is True.
+    dropout_p : must be 0: this library has no random numbers.
+    is_causal : query i sees the keys up to i, so that the mask is aligned at the top left.  With M = 2 and N = 4:
 
             1 0 0 0
             1 1 0 0
 
+    scale : factor of the scores.  Default: 1 / sqrt(D).
     enable_gqa : must be True where query has more heads than key and value.
-    dropout_p : must be 0: this library has no random numbers.
     """
     if (type(dropout_p) is not float and np.ndim(dropout_p)) or dropout_p != 0:
         raise ValueError(f"dropout_p is {dropout_p}: dropout is not offered, it must be 0")

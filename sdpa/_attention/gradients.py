@@ -1,4 +1,4 @@
-"""What `attention_backward` returns, that of the library and that of the oracle."""
+"""What `attention_backward` returns, in the library and in the oracle."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -7,8 +7,8 @@ import numpy as np
 
 
 class Gradients(NamedTuple):
-    """What `attention_backward` returns: the gradient of each input, in its shape.  That of bias, or of sinks, is None
-    where the call had none."""
+    """What `attention_backward` returns: the gradient with respect to each input, in the input's shape.  `bias` and
+    `sinks` are None if the call had none."""
 
     query: Any
     key: Any
@@ -18,7 +18,7 @@ class Gradients(NamedTuple):
 
 
 def summed(grad, given):
-    """`grad`, summed over the axes along which `given` was broadcast, in its dtype."""
+    """`grad`, summed over the axes along which `given` was broadcast, in the dtype of `given`."""
     shape = (1,) * (grad.ndim - given.ndim) + given.shape
     axes = tuple(i for i, (size, whole) in enumerate(zip(shape, grad.shape)) if size == 1 != whole)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -27,8 +27,8 @@ def summed(grad, given):
 
 
 def of_sinks(given, sinks, out, lse, delta, grad_lse, q_starts):
-    """The gradient of the sinks that were `given`: as they are used, `sinks` (lead, H).  With sequences, which begin at
-    q_starts, these are (S, H), and the other arrays have rows first."""
+    """The gradient with respect to the sinks that were `given`.  `sinks` are the same numbers broadcast to (lead, H).
+    With sequences, which begin at q_starts, `sinks` are (S, H), and rows come first in the other arrays."""
     with np.errstate(over="ignore", invalid="ignore"):
         if q_starts is None:
             slopes = sink_slopes(sinks.reshape(*lse.shape[:-1], 1), out, lse, delta, grad_lse)
@@ -43,8 +43,8 @@ def of_sinks(given, sinks, out, lse, delta, grad_lse, q_starts):
 
 
 def sink_slopes(sinks, out, lse, delta, grad_lse):
-    """A sink is a key whose value is 0: of each row exp(sink - lse) (0 - delta).  Of a row that saw the sink alone
-    grad_out does not count, NaN included."""
+    """The gradient of each row.  A sink is a key whose value is 0, so it is exp(sink - lse) (0 - delta).  The grad_out
+    of a row that saw only the sink does not count, NaN included."""
     odd = ~np.isfinite(delta) & (lse == sinks.astype(lse.dtype))
     if odd.any():
         blind = odd & (out == 0).all(axis=-1)

@@ -1,11 +1,11 @@
-"""Attention over sequences of different lengths, packed one behind the other: without padding, in one call."""
+"""Attention over sequences of different lengths that are packed one behind the other, without padding."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from .._options import AttentionOptions, takes
+from .._options import PACKED, AttentionOptions, takes
 from .._runtime import kernels
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-ATTENTION_VARLEN = takes("attention_varlen", AttentionOptions)
+ATTENTION_VARLEN = takes("attention_varlen", AttentionOptions, PACKED)
 
 
 @ATTENTION_VARLEN
@@ -21,25 +21,23 @@ def attention_varlen(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, *, cu_seqlens_q: ArrayLike,
     cu_seqlens_k: ArrayLike | None = None, **options: Unpack[AttentionOptions],
 ) -> Any:  # fmt: skip
-    """`attention` for S sequences of different lengths, each over its own keys; their rows are packed.
+    """`attention` for S sequences of different lengths, whose rows are packed.  Each attends to its own keys.
 
         query : (T, H, D)    key : (U, G, D)    value : (U, G, E)    out : (T, H, E)    lse : (T, H)
 
-    T and U are the queries and the keys of all sequences together.  Sequence b is what `attention` gives for the
-    queries from cu_seqlens_q[b] to cu_seqlens_q[b + 1] and the keys from cu_seqlens_k[b] to cu_seqlens_k[b + 1].
-    Any of them may be empty: queries without keys get zeros, and as lse their sink, or -inf.
+    T and U are the numbers of queries and keys of all sequences together.  The result of sequence b is what `attention`
+    gives for the queries from cu_seqlens_q[b] to cu_seqlens_q[b + 1] and the keys from cu_seqlens_k[b] to
+    cu_seqlens_k[b + 1].  Any sequence may be empty: queries without keys get zeros, and their lse is the sink of their
+    head, or -inf.
 
     Parameters
     ----------
-    cu_seqlens_q : (S + 1), int.  Where sequences begin and end: from 0, never falling, to T.
-    cu_seqlens_k : likewise, to U.  Default cu_seqlens_q: each query has its key, as in prefill.
-    mask, bias : broadcast to (H, T, L), L the keys of the longest sequence.  Column j is key j of the row's sequence.
-    q_offset : int or (S).  Position of the first query of a sequence among its keys.  Default: keys - queries of the
-        sequence, so that its last query sees its last key.
-    kv_lengths : int or (S).  Keys of a sequence at and past the length do not exist.
-    sinks, alibi_slopes : (H) or (S, H).
+    cu_seqlens_q : (S + 1), int.  Where the queries of the sequences begin and end: from 0, never falling, to T.
+    cu_seqlens_k : (S + 1), int.  The same for the keys, to U.  Default: cu_seqlens_q, so that each query has its key,
+        as in prefill.
+    {options}
 
-    The other options are those of `attention`.
+    Column j of mask and bias is key j of the row's sequence.
 
     >>> import numpy as np, sdpa
     >>> query = np.ones((3, 1, 1))                      # sequences of 2 and 1 tokens, 1 head, D = 1
@@ -47,7 +45,6 @@ def attention_varlen(
     >>> sdpa.attention_varlen(query, query, value, cu_seqlens_q=[0, 2, 3], causal=True).ravel().tolist()
     [2.0, 3.0, 7.0]
     """
-
     return _core.attention_varlen(
         kernels.default, query, key, value, cu_seqlens_q, cu_seqlens_k, options, ATTENTION_VARLEN
     )

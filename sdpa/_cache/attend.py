@@ -14,13 +14,14 @@ from .._checks import (
     whole_numbers,
     window_and_causal,
 )
+from .._options import ANYWHERE
 from .._runtime import kernels
 
-MASK_ELEMENTS = 2**22  # of a mask made here for some of the queries at a time
+MASK_ELEMENTS = 2**22  # the most elements of a mask that is made here, for some of the queries at a time
 
 
-# Options for which it does not matter where a token stands.
-ALIKE = frozenset({"causal", "scale", "softcap", "sinks", "return_lse", "out", "threads"})
+# Options whose meaning does not depend on where a token stands.
+ALIKE = ANYWHERE | {"causal"}
 
 
 def attend(cache, query, options, known):
@@ -43,7 +44,7 @@ def attend_rows(cache, query, rows, lengths, q_offset, options, known):
 
 
 def attend_window(cache, query, options, known):
-    """Attention within the window, where slots need not be positions; it hides what is ahead in any case."""
+    """Attention within the window, where slots need not be positions.  It hides tokens ahead of a query in any case."""
     lengths, floors = cache.state()
     q_len, window, keep, aligned = query.shape[-2], cache.window, cache.keep, cache._now.aligned
     q_offset = options.pop("q_offset", None)
@@ -76,7 +77,7 @@ def attend_window(cache, query, options, known):
 
 
 def attend_masked(cache, query, first, rows, left, right, options, known):
-    """The same with a mask that says which slot each query sees, made for some queries at a time."""
+    """Attention within the window by a mask of the slots that each query sees, made for some queries at a time."""
     heads, q_len = query.shape[-3] if query.ndim > 2 else 1, query.shape[-2]
     pairs = (cache.batch, heads, q_len, len(cache))
     mask, bias, slopes = (options.pop(name, None) for name in ("mask", "bias", "alibi_slopes"))
@@ -120,7 +121,7 @@ def attend_masked(cache, query, first, rows, left, right, options, known):
 
 
 def at_slots(array, queries, position):
-    """What `array`, which broadcasts to (B, H, M, N), has for these queries and for the tokens of the slots."""
+    """The part of `array`, which broadcasts to (B, H, M, N), for these queries and for the tokens in the slots."""
     array = array[(None,) * (4 - array.ndim)]
     if array.shape[2] != 1:
         array = array[:, :, queries]

@@ -17,13 +17,13 @@ from .store import UNBOUNDED, Memory, new_array, without_padding
 FORMAT = {"format": "sdpa.KVCache", "version": 1}
 SIZES = ("batch", "kv_heads", "head_dim", "value_dim", "capacity", "window", "keep", "group")
 LONGEST = 2**40  # tokens
-# What numpy.save writes for four axes in C order: no other text needs to be understood.
+# The header that numpy.save writes for four axes in C order.  No other header is accepted.
 NPY = re.compile(
     rb"\x93NUMPY\x01\0(..)\{'descr': '([<>|][a-z]\d)', 'fortran_order': False, "
     rb"'shape': \((\d{1,19}), (\d{1,19}), (\d{1,19}), (\d{1,19})\), \} *\n",
     re.DOTALL,
 )
-NPY_BYTES = 1024  # more than any such header has
+NPY_BYTES = 1024  # no such header is longer
 
 
 def save(cache, path):
@@ -42,7 +42,7 @@ def save(cache, path):
     with hidden_folder(path) as temporary:
         for name, array in now.memory.arrays.items():
             array = array[:, :, :rows]
-            if now.length < 0:  # in place of what happens to be in memory
+            if now.length < 0:  # zeros in place of whatever is in memory
                 array = without_padding(array, np.minimum(lengths, rows))
             np.save(temporary / f"{name}.npy", _plain_bits(array), allow_pickle=False)
         (temporary / "cache.json").write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
@@ -64,7 +64,7 @@ def load(kind, path, mmap):
             rows, *numbers = _numbers(cache, header)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path}: cache.json is damaged: {error}") from error
-        # What the files hold is looked at before memory is taken for any of it.
+        # All files are checked before memory is taken for any of them.
         new = cache._now.memory.arrays
         found = {name: _NpyFile(path, f"{name}.npy", files) for name in new}
         for name, like in new.items():
@@ -85,8 +85,8 @@ def _check_names(header):
 
 
 def _numbers(cache, header):
-    """Of a saved cache: rows, lengths, floors, ring, extra and idle, if they can be (see Store)."""
-    for name in "lengths", "floors":  # before anything is made for so many batches
+    """rows, lengths, floors, ring, extra and idle of a saved cache (see Store).  Raises if they are impossible."""
+    for name in "lengths", "floors":  # before memory is taken for that many batches
         if not isinstance(header[name], list) or len(header[name]) != cache.batch:
             raise ValueError(f"{name} must be a list of {cache.batch} numbers, one for each batch")
     lengths, floors = (whole_numbers(name, header[name], (cache.batch,)) for name in ("lengths", "floors"))
@@ -107,12 +107,12 @@ def _numbers(cache, header):
 
 
 def _plain_bits(array):
-    """What .npy files have no name for, as whole numbers."""
+    """`array`, or its bits as integers if .npy files have no name for its dtype."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def _check_replaceable(path):
-    """Raises where `path` is anything but a saved cache, with nothing beside it."""
+    """Raises if `path` is anything but a folder with a saved cache and nothing else."""
     with contextlib.ExitStack() as stack:
         foreign = path.is_symlink()
         try:
@@ -120,7 +120,7 @@ def _check_replaceable(path):
                 files = open_all(path, stack, everything=True)
                 _read_header(path, files)
                 foreign = not files.keys() <= set(FILES)
-        except FileNotFoundError:  # it has gone meanwhile
+        except FileNotFoundError:  # the folder has gone meanwhile
             return
         except (ValueError, OSError):
             foreign = True

@@ -1,9 +1,10 @@
 """Folders that are exchanged as a whole.
 
-A folder is written beside its place, under a hidden name, and then exchanged with what is there in one step of the
-operating system; nothing is changed in a folder that has a place.  A load opens the folder once and its files relative
-to that, so that all are of one save.  Whoever writes has a lock on the hidden folder, which ends with the process: what
-is not locked was left by one that was killed, and the next save removes it.
+A save writes a new folder beside its place, under a hidden name, and then exchanges the names of the new and the old
+folder in one step of the operating system; nothing changes in a folder that has its place.  A load opens the folder
+once, and its files relative to the open folder, so that all files are of one save.  A process that saves has a lock on
+its hidden folder, which ends with the process.  A hidden folder without a lock was left by a process that was killed,
+and the next save removes it.
 """
 
 import contextlib
@@ -21,19 +22,19 @@ except ImportError:  # Windows: no locks, so leftovers stay
     fcntl = None  # type: ignore[assignment]
 
 FILES = ("cache.json", "keys.npy", "values.npy", "key_scales.npy", "value_scales.npy")
-GAP_TRIES = 5  # so often a load looks for a folder whose name is changing
+GAP_TRIES = 5  # how often a load looks for a folder whose name is changing
 
 
 @contextlib.contextmanager
 def hidden_folder(path):
-    """A new folder beside `path`, locked; what has its name in the end, maybe an old save, is removed."""
+    """A new folder beside `path`, locked.  In the end, whatever has its name, maybe an old save, is removed."""
     while True:
         folder = _hidden_name(path)
         folder.mkdir()
         lock = _lock(folder)
         if lock is not None and os.path.lexists(folder):
             break
-        _unlock(lock)  # between the two another save took it for a leftover
+        _unlock(lock)  # in between, another save took the folder for a leftover
     try:
         yield folder
     finally:
@@ -42,7 +43,7 @@ def hidden_folder(path):
 
 
 def _lock(folder):
-    """A descriptor that has the lock on the folder, as far as the system has locks; None where another has it."""
+    """A descriptor with the lock on the folder, if the system has locks; None if another process has the lock."""
     if fcntl is None:
         return -1
     descriptor = -1
@@ -75,20 +76,20 @@ def _hidden_names(path):
 
 
 def remove_leftovers(path):
-    """What saves that were killed have left: nobody has a lock on it.  Where there is no save, an .old one may be the
-    only one."""
+    """Remove the folders of saves that were killed, on which nobody has a lock.  If nothing has its place at `path`, an
+    .old folder stays, as it may be the only save."""
     for folder in _hidden_names(path):
         if folder.suffix == ".old" and not path.exists():
             continue
         lock = _lock(folder)
         if lock is not None and lock >= 0:
             with contextlib.suppress(OSError):
-                shutil.rmtree(folder.rename(_hidden_name(path)))  # what is named .old is whole always
+                shutil.rmtree(folder.rename(_hidden_name(path)))  # an .old folder always is a whole save
             _unlock(lock)
 
 
 def put_in_place(new, path):
-    """Rename the folder `new` to `path`.  A saved cache that is there gets the name of `new`."""
+    """Rename the folder `new` to `path`.  A saved cache at `path` gets the name of `new`."""
     while True:
         try:
             if not os.path.lexists(path):
@@ -102,7 +103,7 @@ def put_in_place(new, path):
 
 
 def _rename_both(new, path):
-    """For a moment there is nothing at `path`: then what is named .old counts, which is a whole save always."""
+    """Rename both, one after the other.  Between the two a load takes the .old folder, which always is a whole save."""
     old = new.with_name(new.name + ".old")
     try:
         path.rename(old)
@@ -116,7 +117,7 @@ def _rename_both(new, path):
 
 
 def _exchange(new, path):
-    """Whether the system exchanged the names of two folders."""
+    """Exchange the names of two folders in one step; False if the system cannot."""
     import ctypes  # only here: it takes some ms
 
     names = os.fsencode(new), os.fsencode(path)
@@ -132,7 +133,7 @@ def _exchange(new, path):
     if function(*arguments) == 0:
         return True
     code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM):  # the kernel or the file system has it not
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM):  # the kernel or the file system lacks the call
         return False
     raise OSError(code, os.strerror(code), str(path))
 
@@ -154,7 +155,7 @@ def open_all(path, stack, everything=False):
 
 
 def _places(path):
-    """Where a save may be: where the system cannot exchange folders, it has another name for a moment."""
+    """Where a save may be.  On a system that cannot exchange folders, it has another name for a moment."""
     for _ in range(GAP_TRIES):
         yield path
         yield from (name for name in _hidden_names(path) if name.suffix == ".old")
@@ -180,6 +181,6 @@ def _open_folder(path, everything):
 
 
 def _open_in(folder, path, _):
-    """Relative to the folder, where the system can do that.  A pipe is not waited for."""
+    """Open a file relative to the folder, if the system can do that.  A pipe is not waited for."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     return os.open(path if folder is None else os.path.basename(path), flags, dir_fd=folder)

@@ -1,4 +1,4 @@
-"""Keys and values of what was read so far, for a model that continues from there."""
+"""The contiguous key/value cache: what users call, and its checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import _core
 from .._checks import float_array, float_dtype, whole_number, whole_numbers
-from .._options import CacheOptions, takes
+from .._options import WORDS, CacheOptions, takes
 from .attend import attend
 from .files import load, save
 from .store import Store, attributes, without_padding
@@ -18,32 +18,36 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-ATTEND = takes("attend", CacheOptions, causal=True)
+OF_CACHE = WORDS | {
+    "pairs": "(B, H, M, N), N the length of the longest batch",
+    "offset": "the queries are those of the last M tokens",
+}
+ATTEND = takes("attend", CacheOptions, OF_CACHE, causal=True)
 
 
 class KVCache(Store):
-    """Keys and values of the tokens so far: `append` those of new tokens, `attend` to all of them.
+    """A contiguous key/value cache: `append` the keys and values of new tokens, `attend` to all tokens so far.
 
     Axes: B batch, H query heads, G key/value heads (H a multiple of G), M new tokens, D and E sizes of a key and of a
-    value.  The arrays are (B, G, room, D) and (B, G, room, E), and grow in place by doubling.  Each batch has its own
-    length; where B is 1, all arrays may come without that axis.
+    value.  The cache holds arrays (B, G, room, D) and (B, G, room, E), which grow by doubling.  Each batch has its own
+    length.  If B is 1, all arrays may come without that axis.
 
     Parameters
     ----------
     batch, kv_heads, head_dim : B, G and D.
-    value_dim : E, default D.
-    dtype : float16, bfloat16 (of ml_dtypes), float32, float64, or int8.  What is appended is rounded to it.  Queries
-        must not be narrower; with int8 they may have any dtype.
-    capacity : to append more tokens than this is an error.  Default: no limit.
-    window : a query sees the last `window` tokens up to its own, as with window=(window - 1, 0) of `attention`.  What
-        no query will see is dropped: `keep + window` tokens stay, and those of the last chunk if it was longer than 1.
-    keep : so many tokens from the start are seen by all later ones in spite of the window.  ("Attention sinks" of
-        streaming models.  The option `sinks` of `attend` is something else: logits without a token.)
-    group : with int8, one float32 scale for so many neighbours in a key or value, a power of 2 from 32 on.  A
-        number takes 1 + 4 / group bytes; the README has an example that prints the error for each.
+    value_dim : E.  Default: D.
+    dtype : float16, bfloat16 (of ml_dtypes), float32, float64, or int8.  Keys and values are rounded to this dtype.
+        Queries must not have a narrower one, except that over int8 they may have any dtype.
+    capacity : the most tokens; appending more is an error.  Default: no limit.
+    window : a query sees the last `window` tokens up to its own, as with window=(window - 1, 0) of `attention`.  Tokens
+        that no query will see are dropped: `keep + window` tokens stay, and the last chunk if it had more than one.
+    keep : how many tokens from the start all later queries see in spite of the window.  (Streaming models call these
+        tokens attention sinks.  The option `sinks` of `attend` is something else: logits without a token.)
+    group : how many neighbours in a key or value share one float32 scale, a power of 2 from 32 on.  Only int8 uses
+        `group`.  A number takes 1 + 4 / group bytes; the README has an example that prints the error for each group.
 
-    `len(cache)` is the length of the longest batch.  A cache may be used by several threads as long as none of them
-    changes it; forks are independent of one another.
+    `len(cache)` is the length of the longest batch.  Several threads may use a cache as long as none of them changes
+    it.  Forks are independent of one another.
 
     >>> import numpy as np, sdpa
     >>> rng = np.random.default_rng(0)
@@ -87,10 +91,11 @@ class KVCache(Store):
     def append(self, key, value, lengths=None):
         """Add the keys (B, G, M, D) and values (B, G, M, E) of M new tokens.
 
-        lengths : (B), int.  Of batch b only the first lengths[b] tokens count; what the others hold is not looked at.
+        lengths : (B), int.  Only the first lengths[b] tokens of batch b count; the others may hold anything.
 
-        Any float dtype is taken and rounded to that of the cache, ties to even; numbers too large for it become
-        infinite.  With int8, NaN and inf are an error.  An error, or an interrupt, leaves the cache as it was.
+        Keys and values may have any float dtype.  They are rounded to the dtype of the cache, ties to even, and numbers
+        that are too large for that dtype become infinite.  With int8, NaN and inf are an error.  An error or an
+        interrupt leaves the cache as it was.
 
         >>> import numpy as np, sdpa
         >>> cache = sdpa.KVCache(2, 1, 4)
@@ -118,16 +123,17 @@ class KVCache(Store):
 
     @ATTEND
     def attend(self, query: ArrayLike, **options: Unpack[CacheOptions]) -> Any:
-        """Attention of `query` (B, H, M, D) to all that was appended; options and results as of `attention`.
+        """`attention` of `query` (B, H, M, D) to all tokens of the cache.
 
-        causal : the default is True here.
-        q_offset : position of query 0, an int or one per batch.  By default the M queries are those of the last M
-            tokens; after an append with lengths and M rows, those of its rows (results of rows past the length have no
-            meaning).
-        mask, bias : N is the length of the longest batch.
+        Parameters
+        ----------
+        {options}
 
-        With the `window` of the cache, causal is always True, and a `window` given here bounds further.  A query that
-        would see a token that has been dropped is an error: chunk after chunk, append it, then attend.
+        After an append of M rows with `lengths`, the default of `q_offset` gives each query the position of its row;
+        the results of rows past the length have no meaning.
+
+        If the cache has a window, attention is always causal, and the option `window` bounds it further.  A query that
+        would see a dropped token is an error, so attend to each chunk right after appending it.
 
         >>> import numpy as np, sdpa
         >>> cache = sdpa.KVCache(1, 1, 2, window=2, keep=1)
@@ -139,9 +145,10 @@ class KVCache(Store):
         return attend(self, query, options, ATTEND)
 
     def truncate(self, n):
-        """Forget all but the first n tokens (an int, or one for each batch): what was guessed and turned out wrong.
+        """Forget all but the first n tokens (an int, or one for each batch), such as guesses that turned out wrong.
 
-        With a window, what has been dropped does not come back: the tokens of the last append can always be forgotten.
+        With a window, dropped tokens do not come back, so that only the tokens of the last append can always be
+        forgotten.
 
         >>> import numpy as np, sdpa
         >>> cache = sdpa.KVCache(1, 1, 4)
@@ -167,9 +174,9 @@ class KVCache(Store):
         self.commit(_core.CacheState(now.memory, numbers, floors, now.ring, now.extra, now.idle, now.writable, None))
 
     def fork(self):
-        """A cache with the same tokens, which goes its own way from here.
+        """A new cache with the same tokens.  From then on both caches change independently.
 
-        Both share their memory until one of them appends; that one copies it first.
+        They share their memory until one of them appends: that cache copies the memory first.
 
         >>> import numpy as np, sdpa
         >>> prompt = sdpa.KVCache(1, 1, 4)
@@ -197,27 +204,30 @@ class KVCache(Store):
 
     @property
     def keys(self):
-        """Keys (B, G, N, D), read-only, N the length of the longest batch; in shorter ones what is past their length
-        has no meaning.  With a window: the first `keep` and the last `window` ones.
+        """Keys (B, G, N, D), read-only, N the length of the longest batch.  In a shorter batch, rows past its length
+        have no meaning.  With a window, these are the first `keep` and the last `window` keys.
 
-        This is a view.  Appending does not change what it shows, unless `truncate` or the window gave up its place.
-        With a window it may be a copy.  With int8 these are whole numbers: see `key_scales`.
+        This is a view, or with a window maybe a copy.  Appending does not change what the view shows, unless `truncate`
+        or the window gave up the place of those keys.  With int8 the keys are integers: see `key_scales`.
         """
         return self.readable(self._now.keys.numbers)
 
     @property
     def values(self):
-        """Values (B, G, N, E), as `keys`."""
+        """Values (B, G, N, E): a view like `keys`."""
         return self.readable(self._now.values.numbers)
 
     @property
     def key_scales(self):
-        """With int8, (B, G, N, groups) float32: key d is keys[..., d] * key_scales[..., d // group]; else None."""
+        """Scales (B, G, N, groups) of an int8 cache, else None.
+
+        Number d of a key is keys[..., d] * key_scales[..., d // group].
+        """
         return None if self._now.keys.scales is None else self.readable(self._now.keys.scales)
 
     @property
     def value_scales(self):
-        """As `key_scales`."""
+        """Scales of the values, like `key_scales`."""
         return None if self._now.values.scales is None else self.readable(self._now.values.scales)
 
     @property
@@ -229,7 +239,7 @@ class KVCache(Store):
 
     @property
     def nbytes(self):
-        """Bytes of the arrays, with the room in them; what forks share counts for each."""
+        """Bytes of the arrays, including free room.  Memory that forks share counts for each of them."""
         return sum(array.nbytes for array in self._now.memory.arrays.values())
 
     def __len__(self):
@@ -253,10 +263,10 @@ class KVCache(Store):
     def save(self, path):
         """Write the cache to a folder: .npy files that can be mapped into memory, and cache.json.
 
-        An older cache in that folder is replaced, all at once: whoever loads meanwhile gets one or the other, whole,
-        and of several saves at a time one wins.  A save that is killed leaves the older cache, and files beside it with
-        a hidden name, which the next save removes.  Anything else at that place is an error.  bfloat16 is written as
-        uint16.
+        The save replaces an older cache in that folder in one step.  A process that loads meanwhile gets either the old
+        or the new cache, whole.  If several processes save at the same time, one of them wins.  A save that is killed
+        leaves the older cache in place, and a hidden folder beside it, which the next save removes.  Anything but a
+        saved cache at that path is an error.  bfloat16 is written as uint16.
 
         >>> import numpy as np, sdpa, tempfile
         >>> cache = sdpa.KVCache(1, 1, 4)
@@ -271,11 +281,13 @@ class KVCache(Store):
 
     @classmethod
     def load(cls, path, mmap=False):
-        """The cache that was saved to the folder `path`.  ValueError, with the file and the reason, where a file is not
-        as `save` writes it; no more memory is taken than the files have.
+        """The cache that was saved to the folder `path`.
 
-        mmap : map the files into memory instead of reading them: pages are read as they are needed, and shared by all
-            processes that do so.  The first append copies them.  The files must stay as they are until then.
+        mmap : map the files into memory instead of reading them.  Pages are then read when they are needed, and shared
+            by all processes that map them.  The first append copies the arrays; until then the files must not change.
+
+        A file that is not as `save` writes it is a ValueError that names the file and the reason.  Loading takes no
+        more memory than the files have.
         """
         return load(cls, path, mmap)
 

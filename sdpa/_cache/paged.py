@@ -1,4 +1,4 @@
-"""Keys and values of many sequences in one pool of pages."""
+"""The paged key/value cache: many sequences in one pool of pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _core
 from .._checks import float_dtype, one_sequence, packed_rows, rows_of, whole_number
-from .._options import AttentionOptions, takes
+from .._options import PACKED, AttentionOptions, takes
 from .._runtime import kernels
 
 if TYPE_CHECKING:
@@ -19,20 +19,28 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-ATTEND = takes("attend", AttentionOptions, causal=True)
+OF_PAGES = PACKED | {
+    "pairs": "(H, T, L), of one sequence (H, M, L), L the tokens of the longest sequence",
+    "lse": "(T, H), of one sequence (H, M)",
+    "offset": "the queries are the last tokens of their sequence",
+}
+ATTEND = takes("attend", AttentionOptions, OF_PAGES, causal=True)
 
 
 class PagedKVCache:
-    """Keys and values of many growing sequences, in a pool of pages that is allocated once.
+    """A paged key/value cache: many growing sequences in a pool of pages, which is allocated once.
 
-    pages : how many there are.    page_size : tokens of a page, any number from 1.
-    kv_heads : G.    head_dim : D, the size of a key.    value_dim : E, that of a value; default D.
-    dtype : float32, float64, float16 or ml_dtypes.bfloat16.  What is appended is rounded to it; numbers too large for
-        it become infinite.  Queries must not be narrower.
+    Parameters
+    ----------
+    pages, page_size : the number of pages, and the tokens of a page, 1 or more.
+    kv_heads, head_dim : G, and D, the size of a key.
+    value_dim : E, the size of a value.  Default: D.
+    dtype : float32, float64, float16 or ml_dtypes.bfloat16.  Keys and values are rounded to this dtype, and numbers
+        that are too large for it become infinite.  Queries must not have a narrower dtype.
 
-    A sequence is a number that `allocate` and `fork` give; numbers do not come again after `free`.  It owns pages, in
-    any order, and takes one when its last is full: no more than page_size - 1 places per sequence are unused.  Forks
-    share pages until one of them writes.
+    A sequence is a number that `allocate` or `fork` returns; after `free` its number is not used again.  A sequence
+    owns pages, in any order, and takes another page when its last one is full: at most page_size - 1 places per
+    sequence are unused.  Forks share pages until one of them writes.
 
     `append` and `attend` take one sequence, with heads first as in `attention`, or a list of sequences, with packed
     rows as in `attention_varlen`:
@@ -43,8 +51,8 @@ class PagedKVCache:
         attend   query   (H, M, D)                     (T, H, D)      cu_seqlens_q default: one query each
                  result  (H, M, E)                     (T, H, E)
 
-    Where pages run out: MemoryError.  A call that fails, or is interrupted, changes nothing.  Several threads may
-    attend at once, but not while another one changes the cache.
+    A call that needs more pages than are free raises MemoryError.  A call that fails, or is interrupted, changes
+    nothing.  Several threads may attend at the same time, but not while another thread changes the cache.
 
     >>> import numpy as np, sdpa
     >>> cache = sdpa.PagedKVCache(pages=8, page_size=2, kv_heads=1, head_dim=1)
@@ -71,7 +79,7 @@ class PagedKVCache:
     # Sequences
 
     def allocate(self, tokens=0):
-        """A new, empty sequence, which owns pages for so many tokens already.
+        """A new, empty sequence, which owns pages for `tokens` tokens already.
 
         >>> import sdpa
         >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
@@ -85,7 +93,7 @@ class PagedKVCache:
         return self._pool.allocate(pages)
 
     def free(self, sequence):
-        """Forget the sequence.  Pages that no other one shares are free again.
+        """Forget the sequence.  Its pages are free again, except those that other sequences share.
 
         >>> import sdpa
         >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
@@ -99,8 +107,8 @@ class PagedKVCache:
     def fork(self, sequence):
         """A new sequence with the same tokens, in the same pages.
 
-        Where the last page is not full, the first to append copies it, so that needs a page.  Pages that `allocate`
-        reserved and that are empty stay with the old sequence.
+        If the last page is not full, whichever sequence appends first copies that page, which takes a free one.  Empty
+        pages that `allocate` reserved stay with the old sequence.
 
         >>> import numpy as np, sdpa
         >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
@@ -114,7 +122,7 @@ class PagedKVCache:
         return self._pool.fork(self._find(sequence))
 
     def truncate(self, sequence, n):
-        """Forget all but the first n tokens; pages past them are free again, reserved ones too.
+        """Forget all but the first n tokens.  The pages behind them are free again, reserved ones too.
 
         >>> import numpy as np, sdpa
         >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
@@ -131,7 +139,7 @@ class PagedKVCache:
         self._pool.truncate(state, n)
 
     def length(self, sequence):
-        """How many tokens the sequence has."""
+        """The number of tokens of the sequence."""
         return self._find(sequence).length
 
     def pages_of(self, sequence):
@@ -141,11 +149,11 @@ class PagedKVCache:
     # Tokens
 
     def append(self, sequences, key, value, cu_seqlens=None):
-        """Put keys and values behind those that are there.
+        """Append the keys and values of new tokens to one sequence, or to several.
 
-        One sequence: key (G, M, D) and value (G, M, E).  A list of S sequences, each at most once: key (T, G, D) and
-        value (T, G, E), packed; sequence b gets the rows from cu_seqlens[b] to cu_seqlens[b + 1], or row b if
-        cu_seqlens is not given and T = S.  All of them get theirs, or, where the pages do not suffice, none.
+        One sequence takes key (G, M, D) and value (G, M, E).  A list of S different sequences takes packed rows, key
+        (T, G, D) and value (T, G, E): sequence b gets the rows from cu_seqlens[b] to cu_seqlens[b + 1], or row b if
+        cu_seqlens is not given and T = S.  If there are not enough free pages, no sequence gets any token.
 
         >>> import numpy as np, sdpa
         >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
@@ -171,16 +179,16 @@ class PagedKVCache:
         self, query: ArrayLike, sequences: int | Sequence[int], *, cu_seqlens_q: ArrayLike | None = None,
         **options: Unpack[AttentionOptions],
     ) -> Any:  # fmt: skip
-        """`attention` of queries over the keys of their sequences, long and short, with many queries and with one.
+        """`attention` of queries to the tokens of their sequences.  A call may mix long and short sequences, and
+        prompts with single tokens.
 
-        One sequence: query (H, M, D), result (H, M, E), lse (H, M).  A list of S sequences: query (T, H, D), packed,
-        result (T, H, E), lse (T, H); sequence b has the rows from cu_seqlens_q[b] to cu_seqlens_q[b + 1], or row b if
-        cu_seqlens_q is not given and T = S.
+        One sequence takes query (H, M, D) and returns (H, M, E).  A list of S sequences takes packed rows, query
+        (T, H, D), and returns (T, H, E): sequence b has the rows from cu_seqlens_q[b] to cu_seqlens_q[b + 1], or row b
+        if cu_seqlens_q is not given and T = S.  Append the keys and values of the queries' tokens first.
 
-        The queries are taken to be the last tokens of their sequences, so append keys and values first; `q_offset`
-        (int or one per sequence) places them elsewhere.  kv_lengths : int or (S), to attend only to the first keys.
-        mask, bias : broadcast to (H, T, L), or (H, M, L), L the tokens of the longest sequence.  The other options are
-        those of `attention`, but that causal is True unless told otherwise.
+        Parameters
+        ----------
+        {options}
 
         >>> import numpy as np, sdpa
         >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=1)
@@ -199,12 +207,12 @@ class PagedKVCache:
 
     @property
     def free_pages(self):
-        """How many pages no sequence owns."""
+        """The number of pages that no sequence owns."""
         return self._pool.free_count
 
     @property
     def nbytes(self):
-        """Bytes of the pool."""
+        """Bytes of the pool of pages."""
         return self._pool.keys.nbytes + self._pool.values.nbytes
 
     def __repr__(self):
@@ -228,7 +236,7 @@ class PagedKVCache:
         return state
 
     def _find_all(self, sequences):
-        """Whether it is one sequence, and the lists of all numbers and of what they stand for."""
+        """Whether `sequences` is one sequence, and the lists of their numbers and of their states."""
         if isinstance(sequences, (int, np.integer)):
             return True, [sequences], [self._find(sequences)]
         try:
@@ -251,9 +259,9 @@ class PagedKVCache:
         return rows if rows.strides[2] == rows.itemsize else rows.copy()
 
     def _new_pages(self, size):
-        """(pages, G, page_size, size), where the rows of a head lie together: pages that follow each other are one run
-        of memory then, which is read faster (see csrc/README.md).  Zeros, so that nobody reads NaN where nothing was
-        written: they cost nothing before they are touched."""
+        """An array (pages, G, page_size, size).  The rows of a head lie together, so that pages with neighbouring
+        numbers are one run of memory, which is read faster (see csrc/README.md).  The array holds zeros, so that no
+        kernel reads NaN where nothing was written; zeros cost nothing before they are touched."""
         return np.zeros((self.kv_heads, self.pages, self.page_size, size), self.dtype).swapaxes(0, 1)
 
 

@@ -10,22 +10,22 @@ from .. import _core
 UNBOUNDED = 2**62
 FIRST_ROOM = 64  # tokens that a new cache has room for
 LINE = 64  # bytes of a cache line
-CHUNK = 16  # the ring grows by multiples of it, so that chunks of like sizes do not each move it
+CHUNK = 16  # the ring grows by multiples of this, so that chunks of similar sizes do not move the tokens each time
 
 
 class Store(_core.CacheBase):
-    """Keys and values by position: what KVCache consists of, without its checks and without attention."""
+    """The memory of a KVCache: keys and values by position, without checks of arguments and without attention."""
 
-    # Slots: the token at position p lies in row p of the arrays as long as that is below keep + ring, and then in row
+    # A slot is a row of the arrays.  The token at position p lies in row p if p is below keep + ring, else in row
     # keep + (p - keep) % ring.  Without a window the ring is endless, so that the row always is the position.
     #
-    # Of batch b the positions p < lengths[b] are there that are below keep, or not below floors[b]: others were
-    # overwritten.  So for every b, with the ring for queries of chunks of `extra` tokens, window - 1 + extra, and
-    # `idle` tokens appended since that was last needed:
+    # Batch b still has the positions p < lengths[b] that are below keep, or not below floors[b]; the other tokens were
+    # overwritten.  The ring has window - 1 + extra rows, enough for queries of chunks of `extra` tokens, and `idle`
+    # tokens were appended since so many rows were last needed.  So for every b:
     #
     #     floors[b] <= lengths[b],    lengths[b] - ring <= max(floors[b], keep) <= max(keep, lengths[b] - window + 1)
     #
-    # `aligned`, of the last append if lengths were given: number of rows, position of the first.
+    # `aligned` describes the last append if it had lengths: the number of its rows, and the position of the first.
     __slots__ = ()
 
     def begin_empty(self):
@@ -54,7 +54,7 @@ class Store(_core.CacheBase):
         if in_place and self.window is not None:  # a new row takes the place of an old one
             stored = self._stored("key", key, memory.keys) + self._stored("value", value, memory.values)
             self.commit(state, stored, self._now, ring, added)
-        else:  # nobody sees these rows yet
+        else:  # no other cache sees these rows yet
             for name, rows, operand in ("key", key, memory.keys), ("value", value, memory.values):
                 self._put(name, rows, operand, before, after, ring)
             self.commit(state)
@@ -66,8 +66,8 @@ class Store(_core.CacheBase):
         )
 
     def snapshot(self, count):
-        """What `restore` needs to take back an append of `count` tokens: with a window also the rows of which those
-        take the place."""
+        """What `restore` needs to take back an append of `count` tokens.  With a window, this includes the rows that
+        the new tokens replace."""
         if self.window is None:
             return self._now, None, None, 0
         ring, _, _ = self._wanted_ring(count)
@@ -77,7 +77,7 @@ class Store(_core.CacheBase):
         state, *rows = snapshot
         if state.memory is self._now.memory:
             self.commit(state, *rows)
-        else:  # what was there has been copied, not written
+        else:  # the old rows were copied, not overwritten
             self.commit(state)
 
     def _put(self, name, rows, operand, before, after, ring):
@@ -96,7 +96,7 @@ class Store(_core.CacheBase):
         return into
 
     def _moved(self, before, floors, ring, room):
-        """New memory with the tokens that are there, in a ring of another size; and what floors they have then."""
+        """New memory with the same tokens, in a ring of another size; and the floors of the tokens in it."""
         new = Memory(*self._new_operands(room), self)
         if ring != UNBOUNDED:
             floors = np.maximum(floors, before - ring)
@@ -111,9 +111,9 @@ class Store(_core.CacheBase):
         return new, floors
 
     def _wanted_ring(self, count):
-        """A ring for the queries of `count` tokens: the first of them sees window - 1 tokens before.  It gets smaller
-        again at once where that frees more than half of the memory, else only after so many tokens that moving what it
-        holds costs little for each of them.  Also what `extra` and `idle` are then."""
+        """(ring, extra, idle) for the queries of `count` tokens, the first of which sees window - 1 tokens before.  The
+        ring gets smaller at once if that frees more than half of the memory, else only after so many tokens that moving
+        the contents costs little for each token."""
         if self.window is None:
             return UNBOUNDED, 1, 0
         extra = max(count if count <= 1 else -(-count // CHUNK) * CHUNK, 1)
@@ -127,7 +127,7 @@ class Store(_core.CacheBase):
         return self.window - 1 + extra, extra, idle
 
     def _slot(self, at, ring, end):
-        """Where the token at position `at` lies, and how many up to `end` lie there in a row."""
+        """The row of the token at position `at`, and how many tokens up to `end` lie in consecutive rows from there."""
         bound = self.bound(ring)
         slot = at if at < bound else self.keep + (at - self.keep) % ring
         return slot, min(end - at, bound - slot)
@@ -144,7 +144,7 @@ class Store(_core.CacheBase):
             yield _core.Operand(new_array((*lead, dim), self.dtype), scales, group)
 
     def state(self):
-        """Lengths and floors of the batches: arrays that are replaced, never changed."""
+        """The lengths and floors of the batches, as arrays that are replaced, never changed."""
         now = self._now
         if now.length >= 0:
             return np.full(self.batch, now.length), np.full(self.batch, now.floor)
@@ -155,7 +155,7 @@ class Store(_core.CacheBase):
         return self._now.length if self._now.length >= 0 else self._now.lengths.copy()
 
     def readable(self, array):
-        """The rows of `array` that are seen from the end, in the order of their positions; read-only."""
+        """The rows of `array` that the last token sees, in the order of their positions, read-only."""
         now = self._now
         if self.window is None or (now.length >= 0 and max(now.floor, now.length - self.window) <= self.keep):
             rows = array[:, :, : len(self)]
@@ -176,12 +176,12 @@ class Store(_core.CacheBase):
         return np.where(positions < self.bound(), positions, self.keep + (positions - self.keep) % self._now.ring)
 
     def positions(self, rows):
-        """Position of the token in each of the first `rows` slots, (B, rows) or (1, rows); -1 where there is none."""
+        """The position of the token in each of the first `rows` slots, (B, rows) or (1, rows); -1 for an empty slot."""
         lengths, floors = self.state()
         if self._now.length >= 0:
             lengths, floors = lengths[:1], floors[:1]
         lengths, floors, slot = lengths[:, None], floors[:, None], np.arange(rows)
-        last = lengths - 1 - (lengths - 1 - slot) % self._now.ring  # the last one that this slot was for
+        last = lengths - 1 - (lengths - 1 - slot) % self._now.ring  # the last position that lies in this slot
         position = np.where((slot < self.keep) | (lengths <= self.bound()), slot, last)
         there = (position < lengths) & ((position >= floors) | (slot < self.keep))
         return np.where(there & ((slot < self.keep) | (position >= self.keep)), position, -1)
@@ -225,8 +225,8 @@ def convert(name, rows, into, group):
 
 
 def new_array(shape, dtype):
-    """An uninitialised array that starts on a cache line, as those of NumPy do not: vectors then lie in one line each.
-    Like those, large ones have huge pages."""
+    """An uninitialised array that starts on a cache line, so that each vector lies in one line; arrays of NumPy do not.
+    Large arrays have huge pages, as those of NumPy do."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + LINE, np.uint8)
     start = -memory.ctypes.data % LINE
@@ -234,7 +234,7 @@ def new_array(shape, dtype):
 
 
 def alike(*numbers):
-    """(batches, ...): one slice for all where all batches have the same numbers, else one for each."""
+    """(batches, ...): one slice for all batches if they have the same numbers, else one slice for each."""
     if all((array == array[0]).all() for array in numbers):
         yield slice(None), *(int(array[0]) for array in numbers)
         return
@@ -243,7 +243,7 @@ def alike(*numbers):
 
 
 def without_padding(array, lengths):
-    """A copy of (B, G, M, D) with zeros from lengths[b] on."""
+    """A copy of `array` (B, G, M, D), with zeros from row lengths[b] on in batch b."""
     array = array.copy()
     for batch, length in enumerate(lengths.tolist()):
         array[batch, :, length:] = 0
@@ -251,7 +251,7 @@ def without_padding(array, lengths):
 
 
 def attributes(cache):
-    """What a subclass has added."""
+    """The attributes that a subclass has added."""
     yield from getattr(cache, "__dict__", {}).items()
     for kind in type(cache).__mro__:
         slots = vars(kind).get("__slots__", ())

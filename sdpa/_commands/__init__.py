@@ -1,1 +1,1 @@
-"""What `python -m sdpa` does, a file for each command; that of the laboratory is in sdpa/lab.  Begin with info.py."""
+"""The commands of `python -m sdpa`, one file each.  The laboratory's command is in sdpa/lab.  Begin with info.py."""

@@ -12,7 +12,7 @@ Clone the repository, and there: pip install -e '.[bench]', then python -m sdpa 
 
 
 def bench(arguments):
-    """What benchmarks/compare.py makes of these arguments, which it alone knows."""
+    """Run benchmarks/compare.py, which alone knows these arguments."""
     if not (CHECKOUT / "benchmarks" / "compare.py").is_file():
         raise SystemExit(MISSING)
     if not hasattr(os, "sched_getaffinity"):

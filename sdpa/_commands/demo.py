@@ -1,4 +1,4 @@
-"""`python -m sdpa demo`: a few calls against plain NumPy."""
+"""`python -m sdpa demo`: a few calls compared with plain NumPy."""
 
 import time
 
@@ -37,7 +37,7 @@ def plain_attention(query, key, value, causal=False, window=None):
 
 
 def best_time(call):
-    """The shortest of the runs that fit into SECONDS, at least two after the first."""
+    """The time of the shortest run.  After the first run, there are as many as fit into SECONDS, and at least two."""
     call()
     times, end = [], time.perf_counter() + SECONDS
     while len(times) < 2 or time.perf_counter() < end:
@@ -48,7 +48,7 @@ def best_time(call):
 
 
 def row(name):
-    """The cells of one line of the table: what was measured for the call of that name."""
+    """The cells of one line of the table, with the measurements of the call of that name."""
     (B, H, G, M, N, D), dtype, options = CALLS[name]
     random = np.random.default_rng(0)
     arrays = [random.standard_normal(shape).astype(dtype) for shape in ((B, H, M, D), (B, G, N, D), (B, G, N, D))]
@@ -69,7 +69,7 @@ def row(name):
 
 
 HEADER = ("call", "B x H x M x D", "NumPy", "sdpa", "faster", "difference", "kernel", "threads")
-WIDTHS = (23, 18, 10, 9, 8, 11, 9, 8)
+WIDTHS = (23, 18, 11, 9, 8, 11, 9, 8)
 
 
 def print_row(cells):

@@ -1,10 +1,10 @@
-"""`python -m sdpa info`: what was built, and what of it is in use."""
+"""`python -m sdpa info`: what was built, and which kernel is in use."""
 
 import sdpa
 
 
 def info():
-    """What was built and what of it is in use, a line each."""
+    """What was built and which kernel is in use, a line for each fact."""
     for name, value in sdpa.build_info().items():
         if isinstance(value, list):
             value = ", ".join(map(str, value))

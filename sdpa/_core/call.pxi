@@ -91,9 +91,8 @@ cdef class Call(Options):
     cdef dict inputs(self):
         """What `out` must not overlap, by name."""
         found = {"query": self.query, "key": self.key, "value": self.value} | self.beside
-        for name in ("mask", "bias", "q_offset", "kv_lengths", "sinks", "alibi_slopes"):
-            given = self.options.get(name)
-            if isinstance(given, np.ndarray):
+        for name, given in self.options.items():
+            if name != "out" and isinstance(given, np.ndarray):
                 found[name] = given
         return found
 

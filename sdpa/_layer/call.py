@@ -1,17 +1,18 @@
-"""What a call of a layer does: checks of the inputs, heads, rotary embedding, and attention with the extra keys."""
+"""A call of a layer: checks of its inputs, heads, rotary embedding, and attention with the extra keys."""
 
 import numpy as np
 
 from .. import _core
 from .._attention.forward import attention, attention_weights, merge
 from .._cache.paged import PagedKVCache
+from .._options import ANYWHERE
 from .linear import Linear
 from .parts import joined
 from .rotary import LIMIT, turn
 
 
 def inputs(layer, x, context, value_context, cache):
-    """The three as (B, rows, size), None where not given, and whether x had the axis B."""
+    """x, context and value_context as (B, rows, size), or None if not given; and whether x had the axis B."""
     if value_context is not None and context is None:
         raise ValueError("value_context is given and context is None: it must be given too")
     x = _rows("x", x, layer.embed_dim)
@@ -72,7 +73,7 @@ def check_positions(layer, positions, x):
 
 
 def heads(layer, x, context, value_context, threads):
-    """Query (B, H, M, D), key (B, G, N, D) and value (B, G, N, E), as views of what the projections gave."""
+    """Query (B, H, M, D), key (B, G, N, D) and value (B, G, N, E), as views of the results of the projections."""
     if context is None:
         return _project(layer, 0, 3, x, threads)
     query = _project(layer, 0, 1, x, threads)
@@ -82,7 +83,7 @@ def heads(layer, x, context, value_context, threads):
 
 
 def _project(layer, first, last, rows, threads):
-    """Of query, key and value (0, 1, 2) those from `first` to `last`, as (B, heads, rows, size)."""
+    """Projections of `rows`, (B, heads, rows, size): those of query, key and value (0, 1, 2) from `first` to `last`."""
     linear = layer._in.get((first, last))
     if linear is None:
         linear = layer._in[first, last] = _linear(layer, first, last)
@@ -101,8 +102,8 @@ def _linear(layer, first, last):
 
 
 def turn_heads(layer, query, key, place, own, positions, q_offset, threads):
-    """Rotary embedding in place; own: it is self-attention.  Returns the keys, which one context for all batches may
-    have more of afterwards."""
+    """Rotary embedding in place.  `own` is True in self-attention.  Returns the keys: if all batches share a context
+    but not its positions, these are more keys than before."""
     count, key_count = query.shape[2], key.shape[2]
     at_key = place.places(place.before, key_count)
     if positions is not None:
@@ -114,21 +115,21 @@ def turn_heads(layer, query, key, place, own, positions, q_offset, threads):
             raise ValueError(f"q_offset is {q_offset}: with rotary it must be above -2**53 and below 2**53 - {count}")
     else:
         at = at_key if own else place.places(place.total(key_count) - count, count)
-    if np.ndim(at_key) == 2 and len(key) < len(at_key):  # it stands elsewhere in each
+    if np.ndim(at_key) == 2 and len(key) < len(at_key):  # its keys have other positions in each batch
         key = np.repeat(key, len(at_key), axis=0)
     turn(query, at, *layer._turns, threads)
     return turn(key, at_key, *layer._turns, threads)
 
 
 def attend(query, place, extra, return_weights, options):
-    """out (B, H, M, E), and the weights (B, H, M, N) or None."""
+    """The result (B, H, M, E), and the weights (B, H, M, N) or None."""
     if extra is None:
         out = place.attend(query, options)
         return out, place.weights(query, options) if return_weights else None
-    # The extra keys are a part of their own, which no mask concerns.  It has the sinks, as it always sees something.
+    # The extra keys are a part of their own, to which no mask applies.  Its rows always see keys: it takes the sinks.
     with np.errstate(all="ignore"):
         key, value = (rows.astype(query.dtype) for rows in extra)
-    of_extra = {name: options[name] for name in ("scale", "softcap", "sinks", "threads") if name in options}
+    of_extra = {name: given for name, given in options.items() if name in ANYWHERE}
     options = {name: given for name, given in options.items() if name != "sinks"}
     out, lse = place.attend(query, options | {"return_lse": True})
     extra_out, extra_lse = attention(query, key, value, return_lse=True, **of_extra)

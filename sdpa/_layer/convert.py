@@ -1,6 +1,6 @@
 """From the weights of other libraries' layers to the arguments of `MultiHeadAttention`.
 
-None of these libraries is imported: their objects are known by what they can do.
+None of these libraries is imported.  Their objects are recognised by their attributes.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def of_torch(module, num_heads, prefix, batch_first, add_zero_attn):
         given = module
     elif hasattr(module, "state_dict"):
         given = module.state_dict()
-        if not prefix:  # otherwise it is a model, and its attributes are not those of the layer
+        if not prefix:  # with a prefix it is a model, whose attributes are not those of the layer
             own = getattr(module, "num_heads", None)
             if num_heads is not None and own is not None and num_heads != own:
                 raise ValueError(f"num_heads is {num_heads} and that of module {own}: it must be the same, or None")
@@ -99,7 +99,7 @@ def of_flax(params):
 
 
 def of_kernels(arrays, out):
-    """Kernels have the input first and heads apart: with d, H, G, D and E as everywhere
+    """The arguments from kernels, which have the input axis first and an axis of heads (d is the size of x):
 
         query/kernel (d, H, D)    key/kernel (kdim, G, D)    value/kernel (vdim, G, E)    out/kernel (H, E, out_dim)
         query/bias   (H, D)       key/bias   (G, D)          value/bias   (G, E)          out/bias   (out_dim)
@@ -135,7 +135,7 @@ def of_kernels(arrays, out):
 
 
 def leaves(tree, path=""):
-    """The arrays of nested dicts by their path, "query/kernel"; None is no leaf."""
+    """The arrays of nested dicts, by paths such as "query/kernel".  None is no array."""
     found = {}
     for key, branch in tree.items():
         here = f"{path}/{key}" if path else str(key)
@@ -147,7 +147,7 @@ def leaves(tree, path=""):
 
 
 def as_array(name, given):
-    """A NumPy array of a tensor, a variable, or whatever gives one."""
+    """The NumPy array of a tensor, a variable, or anything else that NumPy converts."""
     if not isinstance(given, np.ndarray) and callable(getattr(given, "get_value", None)):
         given = given.get_value()  # of flax.nnx
     if not isinstance(given, np.ndarray) and hasattr(given, "value"):
@@ -155,7 +155,7 @@ def as_array(name, given):
     for method in ("detach", "cpu"):  # of torch, which Keras may run on
         if not isinstance(given, np.ndarray) and callable(getattr(given, method, None)):
             given = getattr(given, method)()
-    if str(getattr(given, "dtype", "")) == "torch.bfloat16":  # which torch does not give to NumPy
+    if str(getattr(given, "dtype", "")) == "torch.bfloat16":  # torch does not convert it to NumPy
         return _bfloat16_if_there(given.float().numpy())
     if not isinstance(given, np.ndarray) and callable(getattr(given, "numpy", None)):
         given = given.numpy()
@@ -182,7 +182,7 @@ def _axes(name, array, count):
 
 
 def _check_names(what, names, needed, known, prefix=""):
-    """All that is needed is there, and nothing that is not known."""
+    """Raises if a needed name is missing, or if there is an unknown one."""
     behind = f" behind {prefix!r}" if prefix else ""
     missing = [name for name in needed if name not in names]
     unknown = [name for name in names if name not in known]

@@ -1,8 +1,12 @@
-"""Where the keys and values are that a layer attends to: those of the call alone, or with earlier ones in a cache.
+"""The keys and values that a layer attends to: those of the call alone, or a cache to which the call appends.
 
-Each place has `causal`, its default of that option; `before`, how many tokens there were before those of the call, and
-`total(count)`, how many there are with the `count` rows of the call, an int or one for each batch; `places(first,
-count)`, the positions of rows that begin at `first`, as `rotary` takes them; and `undo()`, for a call that fails.
+Each of the three classes has
+
+    causal                 the default of that option
+    before                 how many tokens there were before the call: an int, or one for each batch
+    total(count)           how many there are with the `count` rows of the call: an int, or one for each batch
+    places(first, count)   the positions of `count` rows, the first at `first`, as `rotary` takes them
+    undo()                 takes back what `append` did, for a call that fails
 """
 
 import numpy as np
@@ -14,7 +18,7 @@ from .._checks import lengths_of, rows_of, whole_numbers
 
 
 def keys_for(cache, sequences, cu_seqlens, *, x, context, kv_lengths, layer):
-    """The place that the arguments of a call mean.  x (B, M, embed_dim); context (B, N, kdim), or None for
+    """The keys that the arguments of a call mean.  x is (B, M, embed_dim); context is (B, N, kdim), or None in
     self-attention."""
     if not isinstance(cache, PagedKVCache):
         for name, given in ("sequences", sequences), ("cu_seqlens", cu_seqlens):
@@ -43,7 +47,7 @@ def keys_for(cache, sequences, cu_seqlens, *, x, context, kv_lengths, layer):
 
 
 def _places(first, count, batch):
-    """Positions of `count` rows: of the first one, if it is the same in all batches, else (B, count)."""
+    """Positions of `count` rows: the position of the first row if all batches share it, else (B, count)."""
     if type(first) is int:
         return first
     first = whole_numbers("q_offset", first, (batch,))
@@ -53,7 +57,7 @@ def _places(first, count, batch):
 
 
 class CallKeys:
-    """Those of the call alone."""
+    """The keys of the call alone."""
 
     causal, before = False, 0
 
@@ -90,7 +94,7 @@ class CallKeys:
 
 
 class CachedKeys:
-    """Those in a KVCache, with those of the call appended."""
+    """The keys in a KVCache, to which the call appends its own."""
 
     def __init__(self, cache, own, kv_lengths):
         self.cache, self.own, self.kv_lengths = cache, own, kv_lengths
@@ -130,7 +134,7 @@ class CachedKeys:
 
 
 class PagedKeys:
-    """Those of sequences in a PagedKVCache, with those of the call appended; its rows are packed, (1, heads, T, D)."""
+    """The keys of sequences in a PagedKVCache, to which the call appends; rows are packed, (1, heads, T, D)."""
 
     causal = True
 

@@ -1,4 +1,4 @@
-"""Multi-head attention with its weights: projections, attention, and the projection of what the heads found."""
+"""Multi-head attention with its weights: projections in, attention, and the projection out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .. import _core
 from .._cache.kv import KVCache
 from .._cache.paged import PagedKVCache
 from .._checks import flag, whole_number
-from .._options import InputOptions, takes
+from .._options import WORDS, InputOptions, takes
 from .._runtime import threads as _threads
 from . import convert
 from .call import attend, check_positions, heads, inputs, turn_heads
@@ -23,47 +23,52 @@ from .parts import Norm, extra_keys, input_weights, turns, vector_or_none, weigh
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-CALL = takes("__call__", InputOptions, causal=None)
-
 Rotary: TypeAlias = "bool | float | dict[str, Any] | None"
 QKNorm: TypeAlias = "bool | Sequence[ArrayLike] | dict[str, Any] | None"
 
+OF_LAYER = WORDS | {
+    "threads": "that of the layer, else ",
+    "offset": "in self-attention the queries stand where their keys do; else the last query stands at the last key",
+}
+CALL = takes("MultiHeadAttention.__call__", InputOptions, OF_LAYER, causal=None)
+
 
 class MultiHeadAttention:
-    """Multi-head attention: heads of queries from x and of keys and values from x or a context, attention, and a
-    projection of all heads together.
+    """Multi-head attention: query heads from x, key and value heads from x or a context, and a projection of all heads.
 
-        query   Wq x + bq         num_heads, of head_dim
-        key     Wk context + bk   kv_heads, of head_dim;  query head h uses number h // (num_heads / kv_heads)
-        value   Wv context + bv   kv_heads, of value_dim
-        result  Wo (what attention gives for all heads, one after the other) + bo
+        query   Wq x + bq         num_heads heads of head_dim
+        key     Wk context + bk   kv_heads heads of head_dim; query head h uses head h // (num_heads / kv_heads)
+        value   Wv context + bv   kv_heads heads of value_dim
+        result  Wo (the results of attention for all heads, one after the other) + bo
 
-    Weights have the layout of PyTorch, (out, in), and any float dtype.  They are not copied where that can be avoided,
-    and must not change afterwards.  `from_torch`, `from_keras` and `from_flax` take those of trained layers.
+    Weights have the layout of PyTorch, (out, in), and any float dtype.  The layer avoids copying the weights, so they
+    must not change afterwards.  `from_torch`, `from_keras` and `from_flax` take the weights of trained layers.
 
     Parameters
     ----------
-    embed_dim, num_heads : the size of x; the number of query heads.
-    kv_heads : number of key and value heads, a divisor of num_heads.  Default num_heads.
-    head_dim, value_dim : sizes of a key and of a value.  Default embed_dim / num_heads, and head_dim.
-    kdim, vdim : sizes of the contexts that keys and values come from.  Default embed_dim.
-    in_proj_weight : (num_heads * head_dim + kv_heads * (head_dim + value_dim), embed_dim): Wq, Wk and Wv on top of one
-        another.
-    q_proj_weight, k_proj_weight, v_proj_weight : the same, each on its own: for other kdim or vdim.
-    in_proj_bias : bq, bk and bv in one; or None.
+    embed_dim, num_heads : the size of x, and the number of query heads.
+    kv_heads : the number of key and value heads, a divisor of num_heads.  Default: num_heads.
+    head_dim, value_dim : the sizes of a key and of a value.  Default: embed_dim / num_heads, and head_dim.
+    kdim, vdim : the sizes of the contexts that keys and values come from.  Default: embed_dim.
+    in_proj_weight : Wq, Wk and Wv on top of one another,
+        (num_heads * head_dim + kv_heads * (head_dim + value_dim), embed_dim).
+    q_proj_weight, k_proj_weight, v_proj_weight : Wq, Wk and Wv as three arrays, needed for other kdim or vdim.
+    in_proj_bias : bq, bk and bv in one array, or None.
     out_proj_weight : Wo, (out_dim, num_heads * value_dim).
-    out_proj_bias : bo, (out_dim); or None.
-    bias_k, bias_v : (kv_heads * head_dim) and (kv_heads * value_dim): one more key and value, which every query sees,
-        whatever masks, lengths and windows say.  It has no position, is not normed, and is not kept in caches.
-    add_zero_attn : one more such key and value, of zeros.
-    rotary : rotary embedding of queries and keys: True, a base, or a dict of base, interleaved and dim, as of `rotary`.
+    out_proj_bias : bo, (out_dim), or None.
+    bias_k, bias_v : (kv_heads * head_dim) and (kv_heads * value_dim).  One more key and value, which every query sees,
+        whatever masks, lengths and windows say.  This key has no position, is not normed, and is not kept in caches.
+    add_zero_attn : if True, one more such key and value, of zeros.
+    rotary : rotary embedding of queries and keys: True, a base, or a dict with any of the arguments base, interleaved
+        and dim of `rotary`.
     qk_norm : norm of each query and key by its root mean square, before the rotary embedding: True, a pair of weights
         (head_dim) for queries and keys, or a dict with any of query, key, eps (default 1e-6) and center.  center=True
-        takes the mean off first, as LayerNorm does.  Unit length (L2) is weights of 1 / sqrt(head_dim).
-    batch_first : False: arrays are (M, B, size) instead of (B, M, size).
-    threads : default of that option of calls.
+        subtracts the mean first, as LayerNorm does.  Weights of 1 / sqrt(head_dim) give unit length (L2).
+    batch_first : if False, arrays are (M, B, size) instead of (B, M, size).
+    threads : the default of the option `threads` of calls.
 
-    All of these can be read as attributes; weights are read-only there, and in_proj_weight is None where sizes differ.
+    All of these can be read as attributes.  Weights are read-only there, and in_proj_weight is None if embed_dim, kdim
+    and vdim differ.
 
     >>> import numpy as np, sdpa
     >>> rng = np.random.default_rng(0)
@@ -115,7 +120,7 @@ class MultiHeadAttention:
         _threads.count(threads)
         self.threads = threads
         self._out = Linear(self.out_proj_weight, self.out_proj_bias)
-        # By (first, last): those of query, key and value (0, 1, 2) that one call projects together.
+        # By (first, last): one projection for those of query, key and value (0, 1, 2) that come from the same rows.
         self._in: dict[tuple[int, int], Linear] = {}
 
     def _take_sizes(self, embed_dim, num_heads, kv_heads, head_dim, value_dim, kdim, vdim):
@@ -139,14 +144,15 @@ class MultiHeadAttention:
         cls, module: Any, *, num_heads: int | None = None, prefix: str = "", batch_first: bool | None = None,
         add_zero_attn: bool | None = None, rotary: Rotary = None, qk_norm: QKNorm = None, threads: int | None = None,
     ) -> MultiHeadAttention:  # fmt: skip
-        """The layer of a torch.nn.MultiheadAttention, or of its state dict: tensors, or NumPy arrays.
+        """The layer with the weights of a torch.nn.MultiheadAttention, or of its state dict (tensors or NumPy arrays).
 
-        num_heads : needed with a state dict.
-        prefix : of the names to take, where the state dict is of a whole model: "encoder.layers.0.self_attn.".
-        batch_first, add_zero_attn : defaults: those of the module; with a state dict, True and False.
+        num_heads : must be given with a state dict.
+        prefix : what the names begin with in the state dict of a whole model, such as "encoder.layers.0.self_attn.".
+        batch_first, add_zero_attn : default: those of the module; with a state dict, True and False.
+        rotary, qk_norm, threads : as for MultiHeadAttention.
 
-        Results are those of the module in eval mode, without dropout.  In a mask of this library True means may
-        attend, in one of that module may not.
+        Results are those of the module in eval mode, without dropout.  You may need to invert masks: True means *may
+        attend* here, and *may not attend* in that module.
         """
         options = convert.of_torch(module, num_heads, prefix, batch_first, add_zero_attn)
         return cls(**options, rotary=rotary, qk_norm=qk_norm, threads=threads)
@@ -155,14 +161,15 @@ class MultiHeadAttention:
     def from_keras(
         cls, layer: Any, *, prefix: str = "", rotary: Rotary = None, qk_norm: QKNorm = None, threads: int | None = None
     ) -> MultiHeadAttention:
-        """The layer of a keras.layers.MultiHeadAttention or GroupQueryAttention, or of its weights: the list that
-        get_weights() gives, or a dict of "query/kernel", "query/bias", "key/kernel", ..., "attention_output/bias",
-        which may be nested.
+        """The layer with the weights of a keras.layers.MultiHeadAttention or GroupQueryAttention.
 
-        prefix : of the names to take from a dict: "decoder/self_attention/".
+        layer : the Keras layer; or the list that its get_weights() returns; or a dict of "query/kernel", "query/bias",
+            "key/kernel", ..., "attention_output/bias", which may be nested.
+        prefix : what the names begin with in the dict of a whole model, such as "decoder/self_attention/".
+        rotary, qk_norm, threads : as for MultiHeadAttention.
 
-        The arguments of calls are (query, value, key) there, and (x, context, value_context) here: query, key, value.
-        A layer with a sliding_window is refused: take its get_weights(), and give the window in calls.
+        Keras layers are called with (query, value, key), this one with (x, context, value_context), which is query, key
+        and value.  A layer with a sliding_window is refused: pass its get_weights(), and the window in each call.
         """
         return cls(**convert.of_keras(layer, prefix), rotary=rotary, qk_norm=qk_norm, threads=threads)
 
@@ -170,9 +177,12 @@ class MultiHeadAttention:
     def from_flax(
         cls, params: Any, *, rotary: Rotary = None, qk_norm: QKNorm = None, threads: int | None = None
     ) -> MultiHeadAttention:
-        """The layer of the parameters of a flax.linen.MultiHeadDotProductAttention, or of the nnx.Param state of a
-        flax.nnx.MultiHeadAttention: {"query": {"kernel", "bias"}, "key": ..., "value": ..., "out": ...}, in "params" or
-        not.  query_ln and key_ln, if there, become qk_norm.
+        """The layer with the weights of a flax.linen.MultiHeadDotProductAttention or flax.nnx.MultiHeadAttention.
+
+        params : the parameters of the linen module, or the nnx.Param state of the nnx module:
+            {"query": {"kernel", "bias"}, "key": ..., "value": ..., "out": ...}, which may be nested in "params".
+            query_ln and key_ln, if present, become qk_norm.
+        rotary, qk_norm, threads : as for MultiHeadAttention.
         """
         options = convert.of_flax(params)
         if qk_norm is not None:
@@ -182,9 +192,10 @@ class MultiHeadAttention:
         return cls(**options, rotary=rotary, threads=threads)
 
     def new_cache(self, batch: int = 1, **options: Any) -> KVCache:
-        """An empty KVCache for the keys and values of this layer; options as there (dtype, capacity, window, ...).
+        """An empty KVCache for the keys and values of this layer.
 
-        dtype : default float32.  For x of a half type it must be given: that type, or int8.
+        options : arguments of KVCache, such as dtype, capacity and window.  dtype is float32 by default.  If x has a
+            half type, give that type, or int8.
         """
         return KVCache(batch, self.kv_heads, self.head_dim, value_dim=self.value_dim, **options)
 
@@ -195,34 +206,38 @@ class MultiHeadAttention:
         cu_seqlens: ArrayLike | None = None, positions: ArrayLike | None = None, return_weights: bool = False,
         **options: Unpack[InputOptions],
     ) -> Any:  # fmt: skip
-        """x (B, M, embed_dim) gives (B, M, out_dim); without B, both are.
+        """The layer's result (B, M, out_dim) for x (B, M, embed_dim).  Both may come without the axis B.
 
-        float16, bfloat16 (of ml_dtypes), float32 or float64.  The result has the dtype of x, and so do queries, keys
-        and values; sums are float32 at least.  The options are those of `attention`, but for
+        The dtype of x is float16, bfloat16 (of ml_dtypes), float32 or float64.  The result, queries, keys and values
+        have the same dtype; sums are float32 at least.
 
-        context : (B, N, kdim), or with 1 for B or without it: what keys come from.  Default x: self-attention.
-        value_context : (B, N, vdim): what values come from.  Default context.
-        causal : default False; with a cache, in self-attention, True.
-        cache : a KVCache, as `new_cache` gives it, with a batch of B.  The keys and values of this call are appended,
-            and queries attend to all that are there.  With a context that was appended before, give one of no rows.
-            Or a PagedKVCache: x (T, embed_dim) then has the rows of `sequences`, one or a list, packed; sequence b has
-            those from cu_seqlens[b] to cu_seqlens[b + 1], by default one each.  A call that fails appends nothing.
-        kv_lengths : (B).  Rows of the context (of x, in self-attention) at and past the length do not exist: they are
-            not attended to, nor appended to a cache.
-        q_offset : position of query 0.  In self-attention queries stand where their keys do: by default, row i at
-            i + what was in the cache before.  With a context, the default is that of `attention`: the last query
-            stands at the last key.
-        positions : of the rows of x, for the rotary embedding alone, as of `rotary`: a number, (M), (B, M).  Default:
-            where they stand for masks.
-        return_weights : also return the weights (B, num_heads, M, N), N including what was in the cache.  The keys of
-            bias_k and add_zero_attn come last.  Not with a window or int8 in the cache, nor with pages.
+        Parameters
+        ----------
+        context : what keys come from, (B, N, kdim).  All batches may share one context, (1, N, kdim) or (N, kdim).
+            Default: x, which is self-attention.
+        value_context : what values come from, (B, N, vdim).  Default: context.
+        cache : a KVCache, such as `new_cache` returns, whose batch is B.  The call appends its keys and values, and
+            its queries attend to all tokens of the cache.  If the context is in the cache already, give a context of
+            no rows.  Or a PagedKVCache: see sequences.  A call that fails appends nothing.
+        sequences, cu_seqlens : with a PagedKVCache, the sequence, or the list of sequences, to which the rows of x
+            (T, embed_dim) belong.  Sequence b has the rows from cu_seqlens[b] to cu_seqlens[b + 1], by default one.
+        positions : of the rows of x, for the rotary embedding alone, as for `rotary`: a number, (M) or (B, M).
+            Default: the positions that masks use.
+        return_weights : also return the weights (B, H, M, N), H = num_heads.  N includes the tokens of the cache, and
+            the keys of bias_k and add_zero_attn come last.  Caches with a window, with int8 or with pages have no
+            weights to return.
+        {options}
+
+        The default of causal is True in self-attention with a cache, else False.  N and kv_lengths count the rows of
+        the context, or of x in self-attention; rows at and past the length are not appended to a cache either.  With a
+        cache, row i of x stands behind the tokens that were there before.
         """
         CALL.check(options)
         x, context, value_context, batched = inputs(self, x, context, value_context, cache)
         check_positions(self, positions, x)
         return_weights = flag("return_weights", return_weights)
         kv_lengths, q_offset, threads = options.pop("kv_lengths", None), options.get("q_offset"), options.get("threads")
-        if threads is None:
+        if threads is None and self.threads is not None:
             threads = options["threads"] = self.threads
         place = keys_for(cache, sequences, cu_seqlens, x=x, context=context, kv_lengths=kv_lengths, layer=self)
         if options.get("causal") is None:

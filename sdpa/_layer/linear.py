@@ -1,7 +1,7 @@
-"""Projections, y = x W^T + bias, by kernels of this library.
+"""Projections, y = x W^T + bias, by the kernels of this library.
 
-NumPy's BLAS would do that for float32 and float64, but its idle threads go on spinning and take the cores from ours
-(csrc/README.md has the numbers), and it knows no half types.
+NumPy's BLAS could compute them in float32 and float64, but its idle threads go on spinning and take the cores from our
+threads (csrc/README.md has the numbers), and it has no half types.
 """
 
 import numpy as np
@@ -11,11 +11,11 @@ from .._runtime import kernels
 
 
 class Linear:
-    """W (outs, ins) and bias (outs) or None, which are not to be changed any more.
+    """A projection by W (outs, ins) and bias (outs) or None, which must not change afterwards.
 
-    x has float16, bfloat16, float32 or float64, which its caller has checked.  W is rounded to the dtype of the result,
-    and laid out for the kernel, at the first call with a result of that dtype; sums are float32, or float64 for
-    float64, and rounded once.
+    The dtype of x is float16, bfloat16, float32 or float64, which the caller has checked.  The first call with a result
+    of some dtype rounds W to that dtype and lays it out for the kernel.  Sums are float32, or float64 for float64, and
+    are rounded once.
     """
 
     def __init__(self, weight, bias=None):
@@ -23,7 +23,7 @@ class Linear:
         self._packed = {}  # (kernel, dtype): W and bias as the kernel reads them
 
     def __call__(self, x, threads=None, dtype=None):
-        """(..., ins) to (..., outs), of the same dtype, or a wider `dtype`."""
+        """The projection (..., outs) of x (..., ins), in the dtype of x, or in a wider `dtype`."""
         kernel = kernels.default
         dtype = x.dtype if dtype is None else dtype
         packed = self._packed.get((kernel, dtype))

@@ -1,4 +1,4 @@
-"""What a layer is made of, checked: its sizes, its weights, the norm of queries and keys, and the rotary embedding."""
+"""The parts of a layer and their checks: weights, the norm of queries and keys, and options of the rotary embedding."""
 
 import math
 
@@ -13,7 +13,7 @@ NORM = ("query", "key", "eps", "center")
 
 
 def weight_array(name, given, shape, axes):
-    """A read-only view, if `given` holds floats and has `shape`, in which None is any size.  `axes` says what it is."""
+    """A read-only view of `given`, floats of `shape`, in which None is any size.  `axes` explains the shape."""
     array = _core.float_array(name, given, 0)
     if array.ndim != len(shape) or any(want is not None and n != want for n, want in zip(array.shape, shape)):
         wanted = ", ".join("any" if n is None else str(n) for n in shape) + "," * (len(shape) == 1)
@@ -28,9 +28,9 @@ def vector_or_none(name, given, size, axes):
 
 
 def input_weights(packed, separate, rows, widths):
-    """The weights of queries, keys and values, (packed or None, [three]), from one of both.
+    """The weights of queries, keys and values as (packed or None, [three]), from either of the two.
 
-    rows : how many each has.    widths : of what each is multiplied with.
+    rows : the number of rows of each weight.    widths : the sizes of what each weight is multiplied with.
     """
     names = ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
     axes = ["(num_heads * head_dim, embed_dim)", "(kv_heads * head_dim, kdim)", "(kv_heads * value_dim, vdim)"]
@@ -61,7 +61,7 @@ def input_weights(packed, separate, rows, widths):
 
 
 def joined(weights):
-    """On top of one another, in a dtype that holds the numbers of all."""
+    """The weights on top of one another, in a dtype that holds the numbers of all of them."""
     if len({weight.dtype for weight in weights}) > 1:
         wide = max((weight.dtype for weight in weights), key=lambda dtype: dtype.itemsize)
         weights = [weight.astype(sum_dtype(wide)) for weight in weights]
@@ -69,7 +69,7 @@ def joined(weights):
 
 
 def extra_keys(layer):
-    """Keys (G, 1 or 2, D) and values (G, 1 or 2, E) that every query sees beside the others, or None."""
+    """The extra keys (G, 1 or 2, D) and values (G, 1 or 2, E), which every query sees, or None."""
     if (layer.bias_k is None) != (layer.bias_v is None):
         given, missing = ("bias_k", "bias_v") if layer.bias_v is None else ("bias_v", "bias_k")
         raise ValueError(f"{given} is given and {missing} is not: it must be both or none")
@@ -85,7 +85,7 @@ def extra_keys(layer):
 
 
 class Norm:
-    """Root mean square norm of queries and keys, each head on its own; with `center` their mean is taken off first."""
+    """Root mean square norm of queries and keys, for each head; with `center` the mean is subtracted first."""
 
     def __init__(self, given, head_dim):
         weights = {"query": None, "key": None}
@@ -108,7 +108,7 @@ class Norm:
         )
 
     def apply(self, query, key):
-        """In place, to (..., D)."""
+        """Norm query and key (..., D) in place."""
         for heads, weight in ((query, self.query), (key, self.key)):
             wide = sum_dtype(heads.dtype)
             with np.errstate(all="ignore"):
@@ -130,8 +130,7 @@ def _eps(given):
 
 
 def turns(given, head_dim):
-    """What `turn` of rotary.py needs for the options of `rotary` that are meant, checked; None for no rotary
-    embedding."""
+    """The arguments of `turn` in rotary.py for the arguments of `rotary` that `given` means, checked; or None."""
     if given is None:
         return None
     if given is True:

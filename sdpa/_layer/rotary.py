@@ -14,36 +14,39 @@ LIMIT = 2**53  # up to here float64 holds every whole number
 
 
 def rotary(x, positions, *, base=10000.0, interleaved=False, dim=None, out=None, threads=None):
-    """Turn each pair of features by an angle that is proportional to the position of its row.
+    """Rotary position embedding: turn each pair of features by an angle proportional to the position of its row.
 
-    Pair i of the `dim` first features is turned by `position * base ** (-2 * i / dim)`:
+    Pair i of the first `dim` features is turned by the angle `position * base ** (-2 * i / dim)`:
 
         a, b  ->  a * cos - b * sin,  b * cos + a * sin
 
-    so that the product of a query and a key depends on how far apart they are, not on where.  Angles, cosines and sines
-    are computed in float64; the rotation is float32 (float64 for float64), rounded once to the dtype of x.
+    so that the product of a query and a key depends on the distance between them, not on their positions.  Angles,
+    cosines and sines are computed in float64.  The rotation is computed in float32 (float64 for float64), and its
+    result is rounded once to the dtype of x.
 
     Parameters
     ----------
-    x : (..., S, D), as in `attention`: (B, H, S, D), (H, S, D) or (S, D), or with more axes before H.  float16,
-        ml_dtypes.bfloat16, float32 or float64.
-    positions : whole or not, of any sign, below 2**53.
+    x : (..., S, D), as in `attention`: (B, H, S, D), (H, S, D) or (S, D), or with more axes before H.  Its dtype is
+        float16, ml_dtypes.bfloat16, float32 or float64.
+    positions : numbers between -2**53 and 2**53, which need not be integers.
 
-            number      that of the first row; those that follow count on by 1
-            (S,)        of each row
+            number      the position of the first row; the following rows count on by 1
+            (S,)        the position of each row
             (B, S)      of each row of each batch: for (B, H, S, D), the axes of x without those of heads and features
-            (B, H, S)   of each row of each head: the axes of x without that of features
+            (B, H, S)   of each row of each head: the axes of x without the axis of features
 
-        In the last two, axes before S may be 1 and then serve all.  Two axes for (B, H, S, D) are always (B, S).
-    base : above 0.
-    interleaved : False: a pair is features i and i + dim / 2 (GPT-NeoX, LLaMA).  True: 2 i and 2 i + 1 (GPT-J).
-    dim : even.  The features from there on are copied.  Default: all of them.
-    out : the array to fill and return: x itself (in place), or one that does not overlap it.
-    threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
+        In the last two, axes before S may be 1, so that all batches or heads share them.  Two axes for (B, H, S, D) are
+        always (B, S).
+    base : a number above 0.
+    interleaved : if False, a pair is features i and i + dim / 2 (GPT-NeoX, LLaMA); if True, features 2 i and 2 i + 1
+        (GPT-J).
+    dim : how many features are turned, an even number.  The others are copied.  Default: all of them.
+    out : the array to fill and return: x itself (in place), or an array that does not overlap x.
+    threads : as for `attention`.
 
     Returns
     -------
-    An array like x, or `out`.  Negative positions, one for each row, turn back.
+    An array like x, or `out`.  Calling again with the negative position of each row turns the rows back.
 
     >>> import numpy as np, sdpa
     >>> sdpa.rotary(np.array([[3.0, 4.0], [3.0, 4.0]]), [0, np.pi / 2]).round(6)

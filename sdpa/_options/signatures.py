@@ -1,6 +1,7 @@
 """What follows from the description of options: signatures, documentation, and which keywords a function knows."""
 
 import difflib
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
@@ -9,10 +10,18 @@ from typing import Any, NamedTuple, TypeVar, get_type_hints
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def described(options: type) -> dict[str, Any]:
+@functools.cache
+def described(options: type) -> Mapping[str, Any]:
     """name: Option of the fields of a TypedDict, in their order."""
     hints = get_type_hints(options, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+@functools.cache
+def explained(name: str, kind: str, default: Any, meaning: str) -> str:
+    """An option as the parameter list of a docstring has it."""
+    head = f"{name} : {kind}" + ("" if default is None else f", default {default}")
+    return f"{head}\n{textwrap.fill(meaning, 112, initial_indent='    ', subsequent_indent='    ')}\n"
 
 
 class Keywords(NamedTuple):
@@ -24,6 +33,7 @@ class Keywords(NamedTuple):
     defaults: Mapping[str, Any]  # in the order of the description
     causal: bool  # the default
     described: Mapping[str, Any]
+    words: Mapping[str, str]  # for what is in braces in the description
     said: Mapping[str, str]  # what messages call an option, where that is not its name
 
     def __call__(self, function: Function) -> Function:
@@ -40,10 +50,20 @@ class Keywords(NamedTuple):
         ]
         about: Any = function
         about.__signature__ = inspect.Signature([*given, *named])
-        if function.__doc__:
-            text = "".join(f"{name} : {option.meaning}\n" for name, option in self.described.items())
-            function.__doc__ = function.__doc__.replace("    {options}\n", textwrap.indent(text, "    "))
+        before, found, after = (function.__doc__ or "").partition("{options}\n")
+        if found:
+            indent = before[before.rindex("\n") + 1 :]
+            function.__doc__ = before + textwrap.indent(self.parameters(), indent).lstrip() + after
         return function
+
+    def parameters(self) -> str:
+        """The list of all options for a docstring."""
+        return "".join(
+            explained(
+                name, option.kind.format_map(self.words), self.defaults[name], option.meaning.format_map(self.words)
+            )
+            for name, option in self.described.items()
+        )
 
     def check(self, options: Mapping[str, Any]) -> None:
         """Raises where there is an option that the function does not take."""
@@ -52,10 +72,3 @@ class Keywords(NamedTuple):
                 likely = difflib.get_close_matches(name, self.names, 1)
                 hint = f": did you mean {likely[0]!r}?" if likely else ""
                 raise TypeError(f"{self.function}() got an unexpected keyword argument {name!r}{hint}")
-
-
-def takes(function: str, options: type, **defaults: Any) -> Keywords:
-    """What the function of that name takes; `defaults` are those that differ from the description."""
-    every = described(options)
-    both = {name: defaults.get(name, option.default) for name, option in every.items()}
-    return Keywords(function, frozenset(every), both, both.get("causal", False), every, {})

@@ -1,4 +1,4 @@
-"""What a page consists of: one HTML file with everything in it.  That of the laboratory, and that of the benchmarks."""
+"""The parts of a page, one HTML file with everything in it.  The laboratory and the benchmarks write such pages."""
 
 import re
 from html import escape
@@ -62,7 +62,7 @@ def figures(list_of_figures, numbers, prefix):
 
 
 def table(one):
-    """In a box of its own, that scrolls where it is wider than the page."""
+    """A table in a box of its own, which scrolls if the table is wider than the page."""
     head = "".join(f'<th scope="col">{as_html(cell)}</th>' for cell in one.header)
     rows = "\n".join(f"<tr>{''.join(_cell(one, i, j) for j in range(len(row)))}</tr>" for i, row in enumerate(one.rows))
     caption = escape(one.caption)

@@ -1,3 +1,1 @@
-"""What the machine offers: which kernels run on it, and how many threads a call may use.  Both files can be read on
-their own.
-"""
+"""What the machine offers: the kernels that run on it, and the threads that a call may use."""

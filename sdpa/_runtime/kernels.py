@@ -30,7 +30,7 @@ def kernels():
 
 
 def build_info():
-    """What was built, with what, and what of it is in use."""
+    """What was built and is in use: version, kernel, kernels that this CPU runs, OpenMP, compiler, machine, CPUs."""
     from .. import __version__
     from .threads import usable_cpus
 

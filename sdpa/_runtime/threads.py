@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .. import _core
 
-MOST = max(64, 4 * (os.cpu_count() or 1))  # more than that would only wait for each other
+MOST = max(64, 4 * (os.cpu_count() or 1))  # more threads would only wait for each other
 
 _orphan = None  # the thread that a forked child began with
 
@@ -16,7 +16,7 @@ _orphan = None  # the thread that a forked child began with
 def count(threads=None):
     """`threads` if given, else SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use."""
     number = _wanted(threads)
-    # A forked child has none of its parent's threads, but libgomp in it waits for them, whoever started them.
+    # A forked child has none of its parent's threads, but libgomp in the child waits for them, whoever started them.
     return 1 if _orphan is not None and _orphan == threading.get_ident() else number
 
 
@@ -41,7 +41,7 @@ def _wanted(threads):
 
 
 def usable_cpus():
-    """CPUs that affinity and the CPU quota of the control group leave to this process."""
+    """The number of CPUs that the affinity and the CPU quota of the control group leave to this process."""
     if _PINNED:
         allowed = _PINNED
     elif hasattr(os, "sched_getaffinity"):
@@ -52,8 +52,8 @@ def usable_cpus():
 
 
 def cpu_quota(root="/sys/fs/cgroup", own_group="/proc/self/cgroup"):
-    """The CPU quota in whole CPUs, rounded up; infinite where there is none.  Both versions of control groups; a group
-    is bound by the tightest of its ancestors."""
+    """The CPU quota in whole CPUs, rounded up; infinite if there is none.  It reads both versions of control groups.  A
+    group is bound by the tightest quota of its ancestors."""
     try:
         lines = Path(own_group).read_text().splitlines()
     except OSError:
@@ -90,9 +90,9 @@ def _after_fork_in_child():
     _core.know_threads(_orphan)
 
 
-# OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY have OpenMP pin threads, this one among them: its affinity is one CPU
-# then, and the CPUs count that OpenMP found before.
+# With OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY, OpenMP pins threads, this one among them.  The affinity of this
+# thread is then one CPU, so we ask OpenMP how many CPUs it found.
 _PINNED = _core.know_threads(threading.main_thread().ident or 0)
-_QUOTA = cpu_quota()  # read once: it seldom changes, and reading takes longer than a small call
+_QUOTA = cpu_quota()  # read once: the quota seldom changes, and reading it takes longer than a small call
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)

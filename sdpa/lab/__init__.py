@@ -1,7 +1,7 @@
-"""The laboratory: what holds of what is said about 1/√d_k, measured on the kernels of this library.
+"""The laboratory: claims about attention and 1/√d_k, tested on the kernels of this library.
 
-Each experiment is a function that returns its numbers; `python -m sdpa lab` runs them all and writes a page with
-figures.  `heatmap` draws anybody's weights.  Figures need matplotlib: pip install 'sdpa[lab]'."""
+Each experiment is a function that returns its numbers.  `python -m sdpa lab` runs all experiments and writes a page
+with figures.  `heatmap` draws any attention weights.  Figures need matplotlib: pip install 'sdpa[lab]'."""
 
 from . import (
     _additive,

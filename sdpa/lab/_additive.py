@@ -1,4 +1,4 @@
-"""Additive attention beside that of the dot product: scores, gradients, time and memory."""
+"""Additive attention compared with dot-product attention: scores, gradients, time and memory."""
 
 import time
 import tracemalloc
@@ -52,9 +52,9 @@ def additive(
     seeds: int = 8,
     progress=iter,
 ) -> Additive:
-    """Scores v·tanh(W_Q q + W_K k) beside q·k, for queries and keys with normal elements of variance 1 and every d_k in
-    `dims`: W of variance 1/d_k, or of 1, and v of variance 1 / `features`; a gradient of length 1 comes in at each
-    result.  Time and memory of both for one head of `size` and for each of `lengths`, in float32."""
+    """Compare scores v·tanh(W_Q q + W_K k) with q·k, for queries and keys with normal elements of variance 1 and every
+    d_k in `dims`.  W has variance 1/d_k, or 1, and v has variance 1 / `features`.  The gradient with respect to each
+    result has length 1.  Time and memory of both are those of one head of `size` and each of `lengths`, in float32."""
     check_lists(dims=dims, lengths=lengths)
     check_sizes(features=features, size=size, seeds=seeds)
     check_sizes(2, tokens=tokens)
@@ -110,8 +110,8 @@ def describe(scores, weights, by_query):
 
 
 def costs(lengths, size, features):
-    """Seconds and peak bytes (4 ways, lengths).  The library goes first: after a product NumPy's BLAS keeps threads
-    spinning for a while, which take the cores from it."""
+    """Seconds and peak bytes (4 ways, lengths).  The library goes first: after a product, threads of NumPy's BLAS spin
+    for a while and take the cores from the library."""
     rng = np.random.default_rng(0)
     w_query, w_key = rng.standard_normal((2, features, size), np.float32) * np.float32(size**-0.5)
     v = rng.standard_normal(features, np.float32) * np.float32(features**-0.5)
@@ -326,8 +326,8 @@ features, and a gap of 12.8 is one-hot. What keeps the scores small is that thei
 <p><b>Gradients</b> pass tanh by its slope, 1 &minus; tanh². The sum of two projections of variance
 <var>d<sub>k</sub></var> has the density 1/√(4π <var>d<sub>k</sub></var>) at 0, and the integral of the slope is 2: its
 mean is 1/√(π <var>d<sub>k</sub></var>). But as most slopes are 0 and a few near 1, their root mean square only falls
-like 1/<var>d<sub>k</sub></var><sup>1/4</sup>. The gradient by <var>q</var> is multiplied by W<sub>Q</sub> as well,
-whose columns are √<var>d<sub>k</sub></var> times as long as the usual ones: it grows like
+like 1/<var>d<sub>k</sub></var><sup>1/4</sup>. The gradient with respect to <var>q</var> is multiplied by
+W<sub>Q</sub> as well, whose columns are √<var>d<sub>k</sub></var> times as long as the usual ones: it grows like
 <var>d<sub>k</sub></var><sup>1/4</sup>. The gradients of additive attention are those of the oracle,
 <code>sdpa.reference.additive_attention_backward</code>, as the library has none.</p>
 <p><b>Cost.</b> A product is <var>d<sub>k</sub></var> multiplications and additions for each pair, an additive score

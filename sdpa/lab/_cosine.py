@@ -53,9 +53,9 @@ def cosine(
     seeds: int = 16,
     progress=iter,
 ) -> Cosine:
-    """Cosines and lengths of vectors with normal elements of variance 1, and the sharpness of the weights that three
-    rules make of them: q·k / √d_k, cos · √d_k and cos · `temperature`; for every d_k in `dims`, and for queries and
-    keys of size `dim` that are multiplied by each of `factors`."""
+    """Measure cosines and lengths of vectors with normal elements of variance 1, and the sharpness of their weights by
+    three rules: q·k / √d_k, cos · √d_k and cos · `temperature`.  This is done for every d_k in `dims`, and for queries
+    and keys of size `dim` that are multiplied by each of `factors`."""
     check_lists(dims=dims)
     check_sizes(queries=queries, dim=dim, seeds=seeds)
     check_sizes(2, keys=keys)

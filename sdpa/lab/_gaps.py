@@ -47,8 +47,8 @@ def gaps(
     points: int = 65,
     progress: Callable[[list], Iterable] = iter,
 ) -> Gaps:
-    """Weights of given scores, and the weight of a key whose score is 0 to `widest` above those of all others, for so
-    many keys in all."""
+    """Measure the weights of given scores, and the weight of a key whose score is 0 to `widest` above the scores of all
+    other keys, for several numbers of keys."""
     check_lists(least=2, keys=keys)
     check_sizes(least=2, points=points)
     check_positive(widest=widest)

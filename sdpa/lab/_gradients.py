@@ -38,9 +38,9 @@ def gradients(
     seeds: int = 16,
     progress=iter,
 ) -> GradientSizes:
-    """Sizes of p(1 - p), of the Jacobian of the softmax and of dL/dQ and dL/dK, with scale 1 and 1/√d_k, for every size
-    of a head in `dims`.  As many queries as keys, normal elements of variance 1; a gradient of length 1 comes in at
-    each result.  In float64: without scaling half of the gradients are below what float32 resolves."""
+    """Measure p(1 - p), the Jacobian of the softmax, dL/dQ and dL/dK, with scale 1 and 1/√d_k, for every size of a head
+    in `dims`.  There are as many queries as keys, with normal elements of variance 1, and the gradient with respect to
+    each result has length 1.  All is float64: without scaling, float32 does not resolve half of the gradients."""
     check_lists(dims=dims)
     check_sizes(seeds=seeds)
     check_sizes(2, tokens=tokens)
@@ -118,7 +118,7 @@ def find_scaled(numbers):
 
 
 def first_below(sizes, dims):
-    """The smallest d_k from which on the size without scaling is below that with; None if it is not at the largest."""
+    """The smallest d_k from which on the unscaled size is below the scaled size, or None."""
     bare, root = sizes.mean(axis=-1)
     found = None
     for i in np.argsort(dims)[::-1]:
@@ -231,7 +231,7 @@ REASON = """
 <p>The softmax <var>p</var> of scores <var>s</var> changes by <code>∂p<sub>i</sub>/∂s<sub>j</sub> =
 p<sub>i</sub>(δ<sub>ij</sub> &minus; p<sub>j</sub>)</code>: its Jacobian is <code>J = diag(p) &minus; p pᵀ</code>, with
 p(1 &minus; p) on the diagonal. It is 0 where one weight is 1. The gradient of a query is
-<code>scale · Kᵀ J g</code>, with <var>g</var> the gradient by the weights.</p>
+<code>scale · Kᵀ J g</code>, where <var>g</var> is the gradient with respect to the weights.</p>
 <p><b>With 1/√<var>d<sub>k</sub></var></b> the scores have standard deviation 1, and ‖J‖² is about Σ<var>p</var>² =
 e/<var>N</var> at every <var>d<sub>k</sub></var>. <var>K</var> makes it √<var>d<sub>k</sub></var> times as long, and the
 scale takes that back.</p>
@@ -243,13 +243,13 @@ are below about <code>2 · 2<sup>&minus;√d<sub>k</sub>/r</sup></code>: they va
 up to 1/2. The mean of ‖J‖ is about
 <code>∫ 2p(1 &minus; p) r/√d<sub>k</sub> d(gap) = r/√d<sub>k</sub></code>: it shrinks slowly, and is larger than with
 scaling while <var>r</var>/√<var>d<sub>k</sub></var> is above √(e/<var>N</var>).</p>
-<p><b>The gradient by Q</b> where two keys tie is
+<p><b>The gradient with respect to Q</b> where two keys tie is
 <code>p(1 &minus; p) · |g<sub>1</sub> &minus; g<sub>2</sub>| · |k<sub>1</sub> &minus; k<sub>2</sub>|</code>. The mean of
 p(1 &minus; p) is <var>r</var>/(2√<var>d<sub>k</sub></var>), those of the differences are 2/√π and
 √(2<var>d<sub>k</sub></var>): the mean length is <code>r · √(2/π)</code>, the same for every large
 <var>d<sub>k</sub></var>. On average nothing vanishes (the scale alone is √<var>d<sub>k</sub></var> times that of the
-other side); but most queries learn nothing, and a few are thrown far. A key gets the sum over all queries, so that ties
-reach more keys than queries, and its median falls later.</p>
+other side); but most queries learn nothing, and a few are thrown far. The gradient of a key is a sum over all queries,
+so that ties reach more keys than queries, and its median falls later.</p>
 <p>Below, mean or median count as vanished where they are less than a tenth of those with 1/√<var>d<sub>k</sub></var>,
 at the largest <var>d<sub>k</sub></var>.</p>
 """

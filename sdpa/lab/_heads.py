@@ -41,9 +41,9 @@ def heads(
     seeds: int = 8,
     progress=iter,
 ) -> Heads:
-    """Variance of q·k in a head, and sharpness of its weights for three scales, where d = `width` is split into each
-    of `counts` heads: queries and keys of a head are normal with variance 1.  For `projected` heads also from x (64, d)
-    of variance 1 and weights W_Q, W_K of variance 1/d."""
+    """Measure the variance of q·k in a head, and the sharpness of its weights for three scales, if d = `width` is split
+    into each of `counts` heads.  Queries and keys of a head are normal with variance 1.  For `projected` heads they are
+    also computed from x (64, d) of variance 1 and weights W_Q, W_K of variance 1/d."""
     check_lists(counts=counts)
     check_sizes(width=width, queries=queries, projected=projected, seeds=seeds)
     check_sizes(2, keys=keys)

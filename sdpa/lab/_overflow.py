@@ -54,8 +54,8 @@ def overflow(
     seeds: int = 4,
     progress=iter,
 ) -> Overflow:
-    """Where exp(x) / Σ exp(x), by the formula, stops being right, for single scores and for the scores of queries and
-    keys with normal elements of variance 1; and whether log-sum-exp and the kernels do."""
+    """Find where the formula exp(x) / Σ exp(x) fails, for single scores and for the scores of queries and keys with
+    normal elements of variance 1; and whether log-sum-exp and the kernels fail."""
     check_lists(dims=dims)
     check_sizes(queries=queries, calls=calls, seeds=seeds)
     check_sizes(2, keys=keys)
@@ -138,8 +138,8 @@ def farthest(weights, scores):
 
 
 def fuzz(rng, calls, kind, widest):
-    """Random problems with elements of any size up to `widest`: the number that were not finite, that of means that
-    were no means (outside of the values), and the largest score."""
+    """Random problems with elements of any size up to `widest`: how many results were not finite, how many means were
+    outside of the values, and the largest score."""
     not_finite = outside = 0
     largest = 0.0
     for _ in range(calls):

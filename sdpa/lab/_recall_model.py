@@ -16,7 +16,7 @@ ROOT_HALF = 0.5**0.5
 
 
 class Parameters(NamedTuple):
-    """The matrices of the model, or the gradients by them."""
+    """The matrices of the model, or the gradients with respect to them."""
 
     name_table: np.ndarray  # (symbols, width): the embeddings of names
     thing_table: np.ndarray  # (symbols, width): those of things
@@ -27,8 +27,8 @@ class Parameters(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Lists of pairs of a name and a thing.  No name is twice in a list; every one is asked for, and the answer is its
-    thing.  There are no positions, so that questions may stand in the order of the pairs."""
+    """Lists of pairs of a name and a thing.  No name is twice in a list.  Each name is a question, and its thing is the
+    answer.  There are no positions, so the questions may have the order of the pairs."""
 
     names: np.ndarray  # (B, pairs, symbols): a one at the number of the name, as in the next one
     things: np.ndarray
@@ -56,7 +56,7 @@ def draw_batch(random, batch: int, pairs: int, symbols: int) -> Batch:
 
 
 def learn_from(parameters: Parameters, batch: Batch, heads: int, scale: float) -> Result:
-    """The loss over a batch, and the gradients by all parameters."""
+    """The loss over a batch, and the gradients with respect to all parameters."""
     p, (names, things) = parameters, batch
     asked = names @ p.name_table
     shown = (asked + things @ p.thing_table) * ROOT_HALF  # of variance 1 again
@@ -85,12 +85,12 @@ def join(x):
 
 
 def by_matrix(x, by_product):
-    """The gradient by W of a loss that depends on x W: xᵀ times the gradient by the product, summed over all rows."""
+    """dL/dW for a loss L that depends on y = x W: xᵀ times dL/dy, summed over all rows."""
     return x.reshape(-1, x.shape[-1]).T @ by_product.reshape(-1, by_product.shape[-1])
 
 
 def cross_entropy(logits, answers):
-    """Mean loss, accuracy, and the gradient of the loss by the logits: softmax - answers, over the count."""
+    """Mean loss, accuracy, and the gradient of the loss with respect to the logits: (softmax - answers) / count."""
     logits = logits - logits.max(axis=-1, keepdims=True)
     totals = np.exp(logits).sum(axis=-1, keepdims=True)
     losses = np.log(totals[..., 0]) - (logits * answers).sum(axis=-1)
@@ -99,8 +99,8 @@ def cross_entropy(logits, answers):
 
 
 class Adam:
-    """Adam (Kingma and Ba, 2015): each element moves by its mean gradient over the root of its mean square, means that
-    forget; both start at 0, which the division by 1 - decay^t makes up for."""
+    """Adam (Kingma and Ba, 2015): each element moves by its mean gradient divided by the root of its mean square.  Both
+    are exponential moving averages that start at 0, which the division by 1 - decay^t corrects."""
 
     MEAN, SQUARE, EPSILON = 0.9, 0.999, 1e-8
 

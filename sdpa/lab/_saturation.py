@@ -42,8 +42,8 @@ def saturation(
     seeds: int = 16,
     progress=iter,
 ) -> Saturation:
-    """Largest weight, entropy and effective number of keys for four scales and every size of a head in `dims`.
-    Queries and keys have independent normal elements of variance 1; d_model is `heads` * d_k."""
+    """Measure the largest weight, the entropy and the effective number of keys, for four scales and every size of a
+    head in `dims`.  Queries and keys have independent normal elements of variance 1, and d_model is `heads` * d_k."""
     check_lists(dims=dims)
     check_sizes(queries=queries, heads=heads, seeds=seeds)
     check_sizes(2, keys=keys)

@@ -34,8 +34,8 @@ class Sentence(NamedTuple):
 def sentence(
     *, head_dim: int = 64, heads: int = 4, seeds: int = 20, progress: Callable[[list], Iterable] = iter
 ) -> Sentence:
-    """Self-attention of the words of a sentence, with weight matrices (width, width) for so many heads of `head_dim`,
-    drawn anew for each of so many seeds; see RULE for the embeddings."""
+    """Compute self-attention of the words of a sentence, with weight matrices (width, width) for several heads of
+    `head_dim`, drawn again for each seed.  RULE describes the embeddings."""
     check_sizes(head_dim=head_dim, heads=heads)
     check_sizes(least=2, seeds=seeds)
     tokens = tuple(SENTENCE.split())

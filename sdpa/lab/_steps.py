@@ -42,8 +42,8 @@ class Steps(NamedTuple):
 
 
 def steps(*, width: int = 512, heads: int = 8, seed: int = 0, progress: Callable[[list], Iterable] = iter) -> Steps:
-    """Attention among the words of a sentence, step by step in NumPy, beside what the library returns: one head of
-    `width // heads`, then all of them; see RULE for the embeddings and the matrices, whose seed is `seed`."""
+    """Compute attention among the words of a sentence step by step in NumPy, next to the library's results: first one
+    head of `width // heads`, then all heads.  RULE describes the embeddings and the matrices, whose seed is `seed`."""
     check_sizes(width=width, heads=heads)
     check_sizes(least=0, seed=seed)
     if width % heads:

@@ -48,8 +48,8 @@ def training(
     seeds: int = 5,
     progress=iter,
 ) -> Training:
-    """Trains a layer of attention to recall: it is shown `pairs` of a name and a thing, and asked for the thing of each
-    name.  From each seed with every scale and rate: all start from the same matrices and see the same batches."""
+    """Train a layer of attention to recall: it is shown `pairs` of a name and a thing, and asked for the thing of each
+    name.  For each seed, every scale and rate starts from the same matrices and sees the same batches."""
     check_sizes(steps=steps, width=width, heads=heads, pairs=pairs, batch=batch, seeds=seeds)
     if width % heads:
         raise ValueError(f"width is {width}: it must be a multiple of heads, which is {heads}")

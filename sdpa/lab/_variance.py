@@ -41,8 +41,8 @@ def variance(
     seeds: int = 10,
     progress: Callable[[list], Iterable] = iter,
 ) -> Variance:
-    """The variance of products q·k of vectors with independent elements, normal with mean 0 and variance 1, for each
-    d_k in `dims`: from so many products, each of vectors of its own, for each of so many seeds."""
+    """Measure the variance of products q·k of vectors with independent elements, normal with mean 0 and variance 1, for
+    each d_k in `dims`.  Each product has vectors of its own."""
     check_lists(dims=dims)
     check_sizes(least=2, products=products, seeds=seeds)
     shape = seeds, len(dims)

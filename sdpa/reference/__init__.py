@@ -1,10 +1,11 @@
 """The oracle: scaled dot-product attention as its definition, in plain NumPy.
 
-Slow on purpose: whole score matrices, no blocks, no tricks. The compiled library is checked against this
-package, so they share no code; their calls can be exchanged. One keyword is added, `dtype`: the precision of
-all arithmetic and of the results (None means float64). A dtype of 16 bits, float16 or ml_dtypes.bfloat16, stands for
-what arrays of that dtype give: inputs, scores, probabilities and results are rounded to it; exponentials and sums
-are float32, and so is the lse. `threads` is accepted and has no effect here.
+This package is slow on purpose: whole score matrices, no blocks, no tricks. The compiled library is checked against
+it, so they share no code. Functions have the names and the arguments of the library, so that one call can stand for the
+other. They have one more keyword, `dtype`: the dtype of all arithmetic and of the results (None means float64). With a
+dtype of 16 bits, float16 or ml_dtypes.bfloat16, the oracle computes what arrays of that dtype give: inputs, scores,
+probabilities and results are rounded to the dtype, while exponentials, sums and the lse are float32. `threads` is
+accepted and has no effect here.
 
 Axes: B batch, H query heads, G key/value heads (H a multiple of G), M queries, N keys, D and E the sizes of a
 key and of a value. Query head h attends to key/value head h // (H / G).
@@ -12,7 +13,7 @@ key and of a value. Query head h attends to key/value head h // (H / G).
     query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)
     out   : (B, H, M, E)    lse : (B, H, M)       mask, bias : broadcast to (B, H, M, N)
 
-With two axes B and H are 1 and absent, with three B is. There may be more leading axes than B. They
+Arrays of three axes have no B, arrays of two axes have neither B nor H. There may be more leading axes than B. They
 broadcast, and the result has as many axes as the largest of the three arrays.
 
     scores   scale * (query . key), then softcap * tanh(. / softcap), then + bias - slope * |position - j|
@@ -22,9 +23,9 @@ broadcast, and the result has as many axes as the largest of the three arrays.
 
 `additive_attention` has a network of one layer in place of query . key.
 
-A query that sees no key gets weights 0, output 0 and lse -inf, also with sinks. A key of size 0 (D = 0) is seen by
-no one. What a hidden key or value holds has no influence, NaN and inf included; what a visible one holds has the
-influence arithmetic gives it.
+A query that sees no key gets weights 0 and output 0, and its lse is the sink of its head, or -inf without sinks. No
+query sees a key of size 0 (D = 0). Whatever a hidden key or value holds, NaN and inf included, has no influence. What a
+visible key or value holds has the influence that arithmetic gives it.
 """
 
 from .._attention.gradients import Gradients

@@ -1,4 +1,4 @@
-"""Additive attention: scores from a layer of tanh over the sum of query and key, both projected."""
+"""Additive attention: scores from a layer of tanh over the sum of the projected query and the projected key."""
 
 from typing import Any, NamedTuple
 
@@ -9,8 +9,8 @@ from ._attention import align, compare, differentiate, like_results, over_groups
 
 
 class AdditiveGradients(NamedTuple):
-    """What `additive_attention_backward` returns: the gradient of each input, in its shape.  That of bias, or of sinks,
-    is None where the call had none."""
+    """What `additive_attention_backward` returns: the gradient with respect to each input, in the input's shape.
+    `bias` and `sinks` are None if the call had none."""
 
     query: Any
     key: Any
@@ -32,9 +32,9 @@ def additive_attention(
         score = scale * sum over a of v[a] * tanh((w_query @ query)[a] + (w_key @ key)[a])
 
     query (B, H, M, D), key (B, G, N, K), value (B, G, N, E); w_query (A, D) or (H, A, D), w_key (A, K) or (G, A, K), v
-    (A) or (H, A). scale : 1 by default. All else is as in `attention`; without features (A = 0) no query sees a key.
+    (A) or (H, A). scale : 1 by default. All else is as in `attention`. Without features (A = 0) no query sees a key.
 
-    Key 0 is matched by 2 * tanh(log(2) / 2) = 2 / 3, key 1, which cancels the query, by 0:
+    In this example key 0 matches by 2 * tanh(log(2) / 2) = 2 / 3. Key 1 cancels the query and matches by 0:
 
     >>> import numpy as np
     >>> query, keys, values = np.array([[np.log(2) / 2]]), np.array([[0.0], [-np.log(2) / 2]]), np.eye(2)
@@ -61,10 +61,10 @@ def additive_attention_backward(
     mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
     scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None, dtype=None,
 ):  # fmt: skip
-    """How a number computed from `additive_attention` changes with its inputs; arguments as in `attention_backward`.
+    """Gradients of `additive_attention`, with the arguments of `attention_backward`.
 
-    With Z = X + Y, one number for each pair and feature, X = query w_query^T and Y = key w_key^T, and dP the gradient
-    by the product, which scores scale and cap:
+    Let Z = X + Y, with one number for each pair and feature, X = query w_query^T and Y = key w_key^T. Let dP be the
+    gradient with respect to the product, which scores scale and cap:
 
         product = tanh(Z) v      dZ = dP v (1 - tanh(Z)^2)      dv = sum over the pairs of dP tanh(Z)
         dX = sum over keys of dZ            dquery = dX w_query            dw_query = dX^T query
@@ -114,7 +114,7 @@ def additive_attention_backward(
 
 
 def project(query, key, w_query, w_key, v, dtype):
-    """(..., H, M, A), (..., G, N, A), and v as (1, 1, A) or (H, 1, 1, A)."""
+    """The projections (..., H, M, A) and (..., G, N, A), and v as (1, 1, A) or (H, 1, 1, A)."""
     x, y = projected("query", query, w_query, dtype), projected("key", key, w_key, dtype)
     v = to_float("v", v, dtype)
     heads, features = x.shape[-3], x.shape[-1]
@@ -139,7 +139,7 @@ def projected(name, array, weight, dtype):
 
 
 def summed(x, y):
-    """Of every query and every key: (..., H, M, N, A)."""
+    """The sum of every query and every key, (..., H, M, N, A)."""
     return x[..., :, None, :] + y[..., None, :, :]
 
 
@@ -148,8 +148,8 @@ def matcher(v):
 
 
 def through(grad, seen, array, weight, dtype):
-    """The gradients by `array` and its `weight`, from that by their product; rows that take part in nothing may hold
-    anything."""
+    """The gradients with respect to `array` and its `weight`, from the gradient with respect to their product. Rows
+    that are not `seen` may hold anything."""
     array_shape, weight_shape = np.shape(array), np.shape(weight)
     array, weight = to_float("", array, dtype, axes=4), to_float("", weight, dtype)
     grad = rounded(grad, arithmetic(dtype))

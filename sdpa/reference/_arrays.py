@@ -10,7 +10,7 @@ def cast(array, dtype):
 
 
 def arithmetic(dtype):
-    """The dtype in which to compute what is rounded to `dtype`: that itself, unless it has 16 bits."""
+    """The dtype in which to compute results of `dtype`: float32 if that has 16 bits, else `dtype` itself."""
     dtype = np.dtype(np.float64 if dtype is None else dtype)
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
@@ -21,7 +21,7 @@ def rounded(array, dtype):
 
 
 def to_float(name, array, dtype, axes=1):
-    """`array`, rounded to `dtype`, if it holds floats, with at least so many axes."""
+    """`array`, which must hold floats, rounded to `dtype`, with at least `axes` axes."""
     array = np.asarray(array)
     if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
         raise TypeError(f"{name} has dtype {array.dtype}: it must be of a float type")
@@ -49,7 +49,7 @@ def per_head(name, numbers, heads, dtype):
 
 
 def deliver(result, dtype, out, *inputs):
-    """`result` in `dtype`, or as it is written to `out` if there is one."""
+    """`result` in `dtype`; or `out`, if given, filled with the unrounded result."""
     if out is None:
         return cast(result, dtype)
     if out.shape != result.shape:

@@ -27,9 +27,9 @@ def attention(
     scale : 1 / sqrt(D) by default.       softcap : positive, bounds the scores before bias and masks.
     sinks : (H), one more logit in the denominator of each row, without a value; neither scaled nor capped.
     alibi_slopes : (H) or (B, H).
-    return_lse : return (out, lse); lse is the natural log of the sum of exp(score), exp(sink) included: of a row that
-        sees no key the sink, or -inf without one.
-    out : an array of any float dtype to write the result to, which is not rounded to `dtype` then.
+    return_lse : return (out, lse). The lse is the natural logarithm of the sum of exp(score), exp(sink) included. For a
+        row that sees no key it is the sink, or -inf without a sink.
+    out : an array of any float dtype to write the result to; the result is then not rounded to `dtype`.
 
     >>> import numpy as np
     >>> keys, values = np.array([[0.0], [np.log(3)]]), np.array([[8.0], [4.0]])
@@ -52,12 +52,12 @@ def attention_varlen(
     scale=None, softcap=None, sinks=None, alibi_slopes=None,
     return_lse=False, out=None, threads=None, dtype=None,
 ):  # fmt: skip
-    """`attention` for one sequence after the other; their rows are packed.
+    """`attention` for one sequence after the other, whose rows are packed.
 
     query (T, H, D), key (U, G, D), value (U, G, E); out (T, H, E), lse (T, H). Sequence b has the rows from
-    cu_seqlens[b] to cu_seqlens[b + 1]; without cu_seqlens_k keys lie as queries do.
+    cu_seqlens[b] to cu_seqlens[b + 1]. Without cu_seqlens_k, the keys have the same cu_seqlens as the queries.
 
-    mask, bias : broadcast to (H, T, L), L the keys of the longest sequence; column j is key j of its sequence.
+    mask, bias : broadcast to (H, T, L), L the keys of the longest sequence; column j is key j of the row's sequence.
     q_offset, kv_lengths : one per sequence, or one for all.    sinks, alibi_slopes : (H) or (S, H).
     """
     query, key, value = np.asarray(query), np.asarray(key), np.asarray(value)
@@ -83,11 +83,11 @@ def attention_backward(
     mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
     scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None, dtype=None,
 ):  # fmt: skip
-    """How a number computed from `attention` changes with its inputs, given how it changes with its results.
+    """Gradients of a number L with respect to the inputs of `attention`, from its gradients with respect to the
+    results.
 
-    grad_out, grad_lse : the derivatives of that number by out and by lse, in their shapes; without grad_lse the lse
-        had no influence.
-    out, lse : what `attention` gave for these inputs and options.
+    grad_out, grad_lse : dL/dout and dL/dlse, in the shapes of out and lse. Without grad_lse, L does not depend on lse.
+    out, lse : what `attention` returned for these inputs and options.
 
     S are the scores of the visible keys, P their weights; f scales and caps:
 
@@ -95,14 +95,14 @@ def attention_backward(
         P = exp(S - lse)        dS = P (dP - delta)      delta = dO . O - dlse, one number per row
         O = P V                 dP = dO V^T              dV = P^T dO
 
-    The middle row holds because P_k changes with S_j by P_k ((j = k) - P_j): dS_j is P_j (dP_j - sum of P_k dP_k), and
-    that sum is dO . (sum of P_k V_k). lse changes by P_j. A sink is a key whose value is 0, so its gradient is the sum
-    over the rows of exp(sink - lse) (0 - delta). What was broadcast gets the sum over its uses, and so does a key head
-    that several query heads share.
+    The middle row holds because dP_k/dS_j = P_k ((j = k) - P_j): dS_j is P_j (dP_j - sum of P_k dP_k), and that sum is
+    dO . (sum of P_k V_k). The derivative of lse with respect to S_j is P_j. A sink is a key whose value is 0, so its
+    gradient is the sum over the rows of exp(sink - lse) (0 - delta). Gradients of broadcast inputs are summed over the
+    broadcast axes, and the gradient of a key head over the query heads that share it.
 
-    Gradients have the shapes of the inputs. They are 0 for a row that sees no key and for pairs that do not see each
-    other, whatever grad_out, query, key, value or bias hold there; but the lse of a row that sees no key is its sink,
-    which gets its grad_lse. A key whose score is -inf is not seen.
+    Gradients have the shapes of the inputs. Rows that see no key, and pairs that do not see each other, have gradients
+    of 0, whatever grad_out, query, key, value or bias hold there. But the lse of a row that sees no key is its sink, so
+    the gradient of that sink gets the row's grad_lse. A key whose score is -inf is not seen.
 
     >>> import numpy as np
     >>> query, key, value = np.array([[1.0]]), np.array([[0.0], [np.log(3)]]), np.array([[8.0], [4.0]])
@@ -139,7 +139,7 @@ def attention_varlen_backward(
     mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
     scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None, dtype=None,
 ):  # fmt: skip
-    """`attention_backward` for one sequence after the other; arrays and options as for `attention_varlen`."""
+    """`attention_backward` for one sequence after the other, with the arrays and options of `attention_varlen`."""
     query, key, value = np.asarray(query), np.asarray(key), np.asarray(value)
     sequences = split(
         query, key, cu_seqlens_q, cu_seqlens_k, mask=mask, bias=bias, q_offset=q_offset, kv_lengths=kv_lengths,
@@ -175,7 +175,7 @@ def attention_weights(
     query, key, *, mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None,
     scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None, dtype=None,
 ):  # fmt: skip
-    """The probabilities (B, H, M, N) by which `attention` weighs the values; options as there.
+    """The probabilities (B, H, M, N) by which `attention` weighs the values, with the options of `attention`.
 
     >>> import numpy as np
     >>> attention_weights(np.array([[1.0]]), np.array([[0.0], [np.log(3)]]))
@@ -190,10 +190,10 @@ def attention_weights(
 
 
 def merge(outs, lses, *, out=None, dtype=None):
-    """Join partial results over disjoint keys: outs (..., M, E) and lses (..., M) of parts give (out, lse).
+    """Join partial results over disjoint keys: outs (..., M, E) and lses (..., M) of the parts give (out, lse).
 
-    A part weighs exp(lse), as a key weighs exp(score). One with lse -inf saw neither a key nor a sink and has no
-    influence.
+    A part has the weight exp(lse), as a key has the weight exp(score). A part whose lse is -inf saw neither a key nor a
+    sink and has no influence.
     """
     outs, lses = list(outs), list(lses)
     value = np.stack([to_float("outs", part, dtype) for part in outs], axis=-2)  # (..., M, parts, E)
@@ -274,7 +274,7 @@ def compare(
 
 
 def visible(shape, q_offset, kv_lengths, *, mask=None, bias=None, causal=False, window=None):
-    """Who sees whom, as booleans of `shape` (..., H, M, N)."""
+    """Which query sees which key, as booleans of `shape` (..., H, M, N)."""
     q_len, kv_len = shape[-2:]
     i, j = np.arange(q_len)[:, None], np.arange(kv_len)
     left, right = (None, None) if window is None else window
@@ -297,8 +297,8 @@ def visible(shape, q_offset, kv_lengths, *, mask=None, bias=None, causal=False, 
 
 
 def scores(query, key, q_offset, match, *, bias=None, scale=None, softcap=None, slopes=None):
-    """How well each query matches each key, hidden ones too (where NaN and inf do not matter), and the derivative of
-    that by what `match` gives ("steepness")."""
+    """How well each query matches each key, and the derivative of that score with respect to the result of `match`
+    ("steepness"). Hidden pairs have scores too, where NaN and inf do not matter."""
     q_len, kv_len, dim = query.shape[-2], *key.shape[-2:]
     if scale is None:
         scale = 1 / max(dim, 1) ** 0.5
@@ -322,8 +322,8 @@ def scores(query, key, q_offset, match, *, bias=None, scale=None, softcap=None, 
 def softmax(score, seen, sinks=-np.inf):
     """Weights (..., N) and log-sum-exp (...) of the scores that are seen.
 
-    exp(score - high) cannot overflow, and a score of +inf gives NaN, as inf - inf does. A key whose score is -inf
-    is a key not seen.
+    exp(score - high) cannot overflow. A score of +inf gives NaN, as inf - inf does. A key whose score is -inf is not
+    seen.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         score = np.where(seen, score, -np.inf)
@@ -338,9 +338,9 @@ def softmax(score, seen, sinks=-np.inf):
 
 
 def weighted_sum(weight, value, seen):
-    """weight @ value, where 0 * NaN is NaN for a visible key and nothing for a hidden one.
+    """weight @ value, where 0 * NaN is NaN for a visible key and adds nothing for a hidden key.
 
-    Values that are not finite stay out of the product; they are added key by key to the rows that see them.
+    The product leaves out values that are not finite. They are added key by key to the rows that see them.
     """
     finite = np.isfinite(value)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -352,10 +352,11 @@ def weighted_sum(weight, value, seen):
 
 
 def differentiate(grad_out, out, lse, grad_lse, value, seen, score, steepness, sink, *, dtype):
-    """From the gradients by the results to those by scores and products, as `attention_backward` explains.
+    """From the gradients with respect to the results to those with respect to scores and products, as
+    `attention_backward` explains.
 
-    Who sees whom, the weights, and the gradients by score and by product, all (..., H, M, N); and by the sink, one for
-    each row (..., H, M, 1).
+    Returns which query sees which key, the weights, and the gradients with respect to scores and products, all
+    (..., H, M, N); and the gradient of each row with respect to its sink, (..., H, M, 1).
     """
     seen = seen & (score != -np.inf) & (lse != -np.inf)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -388,7 +389,7 @@ def align(query, key, value, dtype):
 
 
 def like_result(name, array, shape, rank, dtype):
-    """`array`, which has the last `rank` axes of `shape`, with all of them."""
+    """`array`, which has the last `rank` axes of `shape`, reshaped to all axes."""
     array = to_float(name, array, dtype)
     if array.shape != shape[-rank:]:
         raise ValueError(f"{name} has shape {array.shape}: it must have that of the result, {shape[-rank:]}")
@@ -396,8 +397,7 @@ def like_result(name, array, shape, rank, dtype):
 
 
 def like_results(grad_out, out, lse, grad_lse, shape, rank, dtype):
-    """The gradients by results and these, with all axes: grad_out and out of `shape` (..., H, M, E), lse and grad_lse
-    (..., H, M, 1)."""
+    """The four arrays with all axes: grad_out and out of `shape` (..., H, M, E), lse and grad_lse (..., H, M, 1)."""
     grad_lse = np.zeros(np.shape(lse)) if grad_lse is None else grad_lse
     grad_out = like_result("grad_out", grad_out, shape, rank, dtype)
     out = like_result("out", out, shape, rank, arithmetic(dtype))
@@ -409,21 +409,21 @@ def like_results(grad_out, out, lse, grad_lse, shape, rank, dtype):
 
 
 def over_groups(grad, shape):
-    """Summed over the query heads of each key/value head, of which `shape` says how many there are."""
+    """`grad` summed over the query heads of each key/value head; the key/value heads are an axis of `shape`."""
     kv_heads = (1, *shape)[-3]
     *leading, heads, kv_len, size = grad.shape
     return grad.reshape(*leading, kv_heads, heads // max(kv_heads, 1), kv_len, size).sum(axis=-3)
 
 
 def reduced(grad, shape):
-    """Summed over the axes along which an array of `shape` was broadcast."""
+    """`grad` summed over the axes along which an array of `shape` was broadcast."""
     extra = grad.ndim - len(shape)
     repeated = [i for i, n in enumerate(shape, start=extra) if n == 1 != grad.shape[i]]
     return grad.sum(axis=(*range(extra), *repeated)).reshape(shape)
 
 
 def split(query, key, cu_seqlens_q, cu_seqlens_k, **options):
-    """For each sequence the slices of its queries and of its keys, and its own options."""
+    """For each sequence, the slices of its queries and of its keys, and its options."""
     ends = [np.asarray(x).tolist() for x in (cu_seqlens_q, cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k)]
     queries, keys = ([slice(*pair) for pair in itertools.pairwise(x)] for x in ends)
     heads, sequences = query.shape[1], len(queries)

@@ -10,10 +10,10 @@ from ._rotary import rotary as turned
 class MultiHeadAttention:
     """The layer, without caches: each head on its own, from its own rows of the weights.
 
-    Head h has the rows from h * head_dim of the query's part of in_proj_weight, and is given the rows of key and value
-    that belong to head h // (num_heads / kv_heads); out_proj_weight has columns for each head, and the result is the
-    sum of what each head adds. Arguments are those of sdpa.MultiHeadAttention; calls take `dtype` as other functions
-    here do.
+    Query head h is projected by the rows from h * head_dim of the query's part of in_proj_weight, and attends to
+    key/value head h // (num_heads / kv_heads). out_proj_weight has columns for each head, and the result is the sum of
+    the products of all heads with their columns. Arguments are those of sdpa.MultiHeadAttention; calls take `dtype` as
+    the other functions here do.
 
     >>> import numpy as np
     >>> in_weight, out_weight = np.array([[0.0], [0.0], [1.0]]), np.array([[1.0]])  # query and key 0, value x
@@ -65,7 +65,7 @@ class MultiHeadAttention:
         causal=None, window=None, q_offset=None, kv_lengths=None, scale=None, softcap=None, sinks=None,
         alibi_slopes=None, threads=None, dtype=None,
     ):  # fmt: skip
-        """The result, or (result, weights). All that is rounded to `dtype` is: inputs, weights, heads, and results."""
+        """The result, or (result, weights). Inputs, weights, heads and results are rounded to `dtype`."""
         own = context is None
         context = x if own else context
         value_context = context if value_context is None else value_context
@@ -106,14 +106,14 @@ class MultiHeadAttention:
         return (out, cast(weights, dtype)) if return_weights else out
 
     def heads(self, part, rows, size, dtype):
-        """Those of query, key or value (0, 1, 2), (B, heads, rows, size)."""
+        """The heads of query, key or value (`part` 0, 1 or 2), (B, heads, rows, size)."""
         weight, bias = (to_float("weight", x[part], dtype) for x in (self.projections, self.biases))
         parts = [slice(begin, begin + size) for begin in range(0, len(weight), size)]
         with np.errstate(invalid="ignore", over="ignore"):
             return rounded(np.stack([rows @ weight[part].T + bias[part] for part in parts], axis=1), dtype)
 
     def normed(self, heads, name, dtype):
-        """Each row divided by the root of its mean square, and multiplied by weights."""
+        """Each row divided by the root of its mean square, and multiplied by the weights."""
         if self.qk_norm.get("center", False):
             heads = heads - heads.mean(axis=-1, keepdims=True)
         square = np.mean(heads * heads, axis=-1, keepdims=True)
@@ -122,7 +122,7 @@ class MultiHeadAttention:
         return rounded(heads / np.sqrt(square + self.qk_norm.get("eps", 1e-6)) * weight, dtype)
 
     def attend(self, query, key, value, options, scores, sinks, dtype):
-        """Softmax over the keys and the extra ones, which nothing hides and to which nothing is added: out, weights."""
+        """Softmax over the keys and the extra keys, which no mask hides and no bias changes: (out, weights)."""
         shared = self.num_heads // self.kv_heads
         key, value = np.repeat(key, shared, axis=1), np.repeat(value, shared, axis=1)
         seen, score, _, sink = compare(query, key, (len(query),), dtype, **options, **scores, sinks=sinks)

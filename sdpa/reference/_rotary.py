@@ -8,12 +8,12 @@ from ._arrays import cast, deliver, fit, to_float
 
 
 def rotary(x, positions, *, base=10000.0, interleaved=False, dim=None, out=None, threads=None, dtype=None):
-    """Turn each pair of features of x (..., S, D) by an angle of its own, times the position of the row.
+    """Turn each pair of features of x (..., S, D) by its own angle times the position of the row.
 
-    positions : a number, that of the first row, from which the others count on; (S,); or as the axes of x before D,
-        (B, H, S), of which that of the heads may be absent, (B, S).
-    interleaved : pair i is features (2 i, 2 i + 1), instead of (i, i + dim / 2).
-    dim : only so many features, an even number, are turned; the others are copied.
+    positions : the position of the first row, from which the others count on; or an array (S,), (B, S) or (B, H, S)
+        with the position of each row.
+    interleaved : if True, pair i is features (2 i, 2 i + 1) instead of (i, i + dim / 2).
+    dim : how many features are turned, an even number; the others are copied.
 
     >>> import numpy as np
     >>> rotary(np.array([[3.0, 4.0]]), np.pi / 2).round(6)
@@ -41,7 +41,7 @@ def rotary(x, positions, *, base=10000.0, interleaved=False, dim=None, out=None,
 
 
 def places(positions, shape, dtype):
-    """The position of each row of an array of `shape`, as one that broadcasts to shape[:-1]."""
+    """The positions of the rows of an array of `shape`, as an array that broadcasts to shape[:-1]."""
     *lead, rows, _ = shape
     positions = np.asarray(positions)
     if positions.dtype.kind not in "iuf" and positions.dtype.name != "bfloat16":

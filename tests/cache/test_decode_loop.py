@@ -13,7 +13,7 @@ WIDTH = HEADS * DIM
 
 
 def random_weights(rng):
-    """A decoder as those of the Llama family, with random numbers."""
+    """The weights of a decoder like those of the Llama family, as random numbers."""
 
     def draw(*shape):
         return rng.standard_normal(shape, np.float32) / np.float32(shape[0]) ** 0.5
@@ -136,8 +136,8 @@ def test_forks_of_a_prompt(weights, prompt):
 
 # ---- begin: the README shows this
 def attend_shared(query, prefix, own):
-    """Attention of query (B, H, 1, D) to the tokens of `prefix`, a cache of batch 1 that all share, and to those of
-    `own`, of batch B.  The queries of all batches meet the prefix as rows of one call: it is read once for all."""
+    """Attention of query (B, H, 1, D) to the tokens of two caches: `prefix`, of batch 1, which all batches share, and
+    `own`, of batch B.  The queries of all batches are rows of one call over the prefix, which reads it only once."""
     rows = query.swapaxes(0, 2)  # (1, H, B, D)
     out, lse = prefix.attend(rows, causal=False, return_lse=True)
     of_prefix = out.swapaxes(0, 2), lse.swapaxes(0, 2)

@@ -1,4 +1,4 @@
-"""The description of the options: every public function knows those it should, and nothing is written twice."""
+"""The description of the options: every public function knows those it should, and documents follow from it."""
 
 import inspect
 import re
@@ -13,13 +13,14 @@ from support.draw import draw, rng
 from support.processes import ROOT
 
 import sdpa
-from sdpa._options import AttentionOptions, CacheOptions, InputOptions
+from sdpa._options import WORDS, AttentionOptions, CacheOptions, InputOptions
 from sdpa._options.signatures import described
 
 OF_RESULTS = {"return_lse", "out"}
 ALL = set(described(AttentionOptions))
 TAKES = {
     "attention": ALL,
+    "explain": ALL,
     "additive_attention": ALL,
     "attention_varlen": ALL,
     "attention_weights": ALL - OF_RESULTS,
@@ -37,6 +38,12 @@ def function(name):
     return getattr(found, rest[0]) if rest else found
 
 
+def options_of(name):
+    """name: default, of the keywords of the signature that are options."""
+    parameters = inspect.signature(function(name)).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in ALL}
+
+
 @pytest.mark.parametrize("name", TAKES)
 def test_who_knows_which_options(name):
     """An option that is added to the description is known to all of these, or this fails."""
@@ -50,6 +57,7 @@ def test_an_unknown_option_is_named(name):
     packed = [x[0].swapaxes(0, 1) for x in (query, key, value)]
     arguments = {
         "attention": (query, key, value),
+        "explain": (query, key, value),
         "additive_attention": (query, key, value, np.ones((3, 20)), np.ones((3, 20)), np.ones(3)),
         "attention_varlen": packed,
         "attention_weights": (query, key),
@@ -63,29 +71,59 @@ def test_an_unknown_option_is_named(name):
     elif "Cache" in name:
         cache = sdpa.KVCache(1, 2, 20) if name[0] == "K" else sdpa.PagedKVCache(9, 4, 2, 20)
         call = lambda **wrong: cache.attend(query[0], *([] if name[0] == "K" else [cache.allocate()]), **wrong)  # noqa: E731
+    elif "Multi" in name:
+        layer = sdpa.MultiHeadAttention(20, 1, in_proj_weight=np.ones((60, 20)), out_proj_weight=np.ones((20, 20)))
+        call = lambda **wrong: layer(query[0, 0], **wrong)  # noqa: E731
     else:
         call = lambda **wrong: function(name)(*arguments[name], **more, **wrong)  # noqa: E731
     method = name.split(".")[-1]
-    with pytest.raises(TypeError, match=rf"{method}\(\) got an unexpected keyword argument 'casual'.*'causal'"):
-        call(casual=True)
+    with pytest.raises(TypeError, match=rf"{method}\(\) got an unexpected keyword argument 'softcup'.*'softcap'"):
+        call(softcup=2.0)
 
 
 @pytest.mark.parametrize("options", [AttentionOptions, InputOptions, CacheOptions])
 def test_all_are_described(options):
     for name, option in described(options).items():
-        assert option.meaning.endswith((".", "\n")), name
+        assert option.kind and option.meaning.endswith("."), name
         assert options.__doc__
 
 
-def test_help_lists_them():
+@pytest.mark.parametrize("name", TAKES)
+def test_help_lists_them(name):
+    """All options of the signature, in its order, with their defaults; no word was left to be filled in."""
+    text = inspect.getdoc(function(name))
+    assert not re.search(r"\{\w+\}", text)
+    listed = re.findall(r"^(\w+) : .*?(?:, default (\w+))?$", text, re.MULTILINE)
+    taken = [(option, "" if default is None else str(default)) for option, default in options_of(name).items()]
+    assert [one for one in listed if one in taken] == taken
+
+
+def in_readme(text):
+    """With shapes as code."""
+    return re.sub(r"(?<= )\([A-Z, ]+\)", r"`\g<0>`", text.format_map(WORDS))
+
+
+def test_the_table_of_the_readme():
+    """It follows from the description, and from the signatures."""
+    takers = [name for name in TAKES if name not in ("explain", "additive_attention", "attention_varlen")]
+    lines = ["| option | what it is | what it does | not an option of |", "|---|---|---|---|"]
     for name, option in described(AttentionOptions).items():
-        assert f"\n    {name} : {option.meaning[:40]}" in sdpa.attention.__doc__
+        kind = in_readme(option.kind) + ("" if option.default is None else f", default {option.default}")
+        without = ", ".join(f"`{taker.removesuffix('.__call__')}`" for taker in takers if name not in options_of(taker))
+        lines.append(f"| `{name}` | {kind} | {in_readme(option.meaning)} | {without} |")
+    table = "\n".join(lines) + "\n"
+    assert table in Path(ROOT, "README.md").read_text(encoding="utf-8"), f"paste this into README.md:\n\n{table}"
 
 
-def test_readme_describes_each():
-    text = Path(ROOT, "README.md").read_text(encoding="utf-8")
-    for name in ALL:
-        assert re.search(rf"`{name}\b", text), name
+@pytest.mark.parametrize("name", ["softcap", "alibi_slopes"])
+def test_hacking_names_all_files_that_know_an_option(name):
+    hacking = Path(ROOT, "HACKING.md").read_text(encoding="utf-8")
+    section = hacking.split("## A mask, or another option\n")[1].split("\n## ")[0]
+    named = re.findall(r"\]\(([\w/.]+)\)", section)
+    files = [file for folder in ("sdpa", "csrc", "tests/support") for file in Path(ROOT, folder).rglob("*.*")]
+    written = [file for file in files if file.suffix in {".py", ".pyx", ".pxi", ".c", ".h"} and file.name != "_core.c"]
+    know = [file for file in written if re.search(rf"\b{name}\b", file.read_text(encoding="utf-8"))]
+    assert len(know) > 5 and {file.relative_to(ROOT).as_posix() for file in know} <= set(named)
 
 
 class Own(np.ndarray):
@@ -194,9 +232,12 @@ def test_type_checkers_know_them(tmp_path):
     code.write_text(
         "import numpy as np, sdpa\nx = np.ones((2, 3))\nsdpa.attention(x, x, x, causal=True, scale=0.5)\n"
         "sdpa.attention(x, x, x, casual=True)\nsdpa.attention_weights(x, x, out=x)\n"
-        "sdpa.attention(x, x, x, scale='big')\n"
+        "sdpa.attention(x, x, x, scale='big')\nsdpa.explain(x, x, x, casual=True)\n"
+        "sdpa.KVCache(1, 1, 3).attend(x, kv_lengths=1)\n"
+        "layer = sdpa.MultiHeadAttention(3, 1, out_proj_weight=x)\nlayer(x, causal=True, softcap=1.0)\n"
+        "layer(x, softcup=1.0)\n"
     )
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", str(tmp_path), str(code)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
     lines = sorted({int(number) for number in re.findall(r"uses\.py:(\d+): error", said)})
-    assert lines == [4, 5, 6], said
+    assert lines == [4, 5, 6, 7, 8, 11], said

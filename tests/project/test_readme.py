@@ -2,7 +2,6 @@
 are said to be."""
 
 import doctest
-import inspect
 import json
 import re
 import runpy
@@ -17,7 +16,7 @@ import sdpa
 ROOT = Path(__file__).resolve().parents[2]
 CHART = runpy.run_path(str(ROOT / "benchmarks/report/chart.py"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "csrc/README.md", "benchmarks/README.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "HACKING.md", "CHANGELOG.md", "csrc/README.md", "benchmarks/README.md"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -105,19 +104,6 @@ def test_the_mask_pictures(options, drawn):
     options = eval(f"dict({options})")
     query, key = np.ones((drawn.shape[0], 4)), np.ones((drawn.shape[1], 4))
     np.testing.assert_array_equal(sdpa.attention_weights(query, key, **options) > 0, drawn)
-
-
-def test_the_table_of_options():
-    """It names every option, and says `yes` where a function takes it."""
-    rows = re.findall(r"^\| `(\w+)` \|[^|\n]*(?:\\\|[^|\n]*)*" + r"\| *(yes|) *" * 3 + r"\|", README, re.MULTILINE)
-    functions = {
-        sdpa.attention: 1, sdpa.reference.attention: 1, sdpa.attention_weights: 2,
-        sdpa.attention_backward: 3, sdpa.attention_varlen_backward: 3,
-    }  # fmt: skip
-    for function, column in functions.items():
-        listed = {row[0] for row in rows if row[column]}
-        taken = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        assert listed == {p.name for p in taken} - {"dtype", "grad_lse", "cu_seqlens_q", "cu_seqlens_k"}
 
 
 def test_the_numbers_are_those_that_were_measured():

@@ -17,6 +17,7 @@ RESULTS = "return_lse=False, out=None, threads=None"
 CONTRACT = {
     "additive_attention": f"(query, key, value, w_query, w_key, v, *, {OPTIONS}, {RESULTS})",
     "attention": f"(query, key, value, *, {OPTIONS}, {RESULTS})",
+    "explain": f"(query, key, value, *, {OPTIONS}, {RESULTS})",
     "attention_backward": f"(grad_out, query, key, value, out, lse, *, grad_lse=None, {OPTIONS}, threads=None)",
     "attention_varlen": f"(query, key, value, *, cu_seqlens_q, cu_seqlens_k=None, {OPTIONS}, {RESULTS})",
     "attention_varlen_backward": (
@@ -117,15 +118,11 @@ def test_signature(name, signature):
     assert str(inspect.signature(getattr(sdpa, name))) == signature
 
 
-@pytest.mark.parametrize("name", CONTRACT)
+@pytest.mark.parametrize("name", [name for name in CONTRACT if name != "explain"])
 def test_the_oracle_takes_the_same_and_a_dtype(name):
     own = inspect.signature(getattr(reference, name)).parameters.copy()
     assert own.pop("dtype").default is None
     assert own == inspect.signature(getattr(sdpa, name)).parameters
-
-
-def test_explain_takes_what_attention_takes():
-    assert str(inspect.signature(sdpa.explain)) == "(query, key, value, **options)"
 
 
 @pytest.mark.parametrize("name", sdpa.__all__)
