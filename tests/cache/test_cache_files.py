@@ -20,7 +20,7 @@ import sdpa
 from sdpa import KVCache
 from sdpa._cache import files, folders, store
 
-ROOT = Path(__file__).parents[2]
+PACKAGE = Path(sdpa.__file__).parent  # which the children import, too
 
 
 def numbered(number):
@@ -38,7 +38,7 @@ def number_of(cache):
 
 PRELUDE = f"""
 import sys
-sys.path.insert(0, {str(ROOT)!r})
+sys.path.insert(0, {str(PACKAGE.parent)!r})
 import numpy as np
 from sdpa import KVCache
 from sdpa._cache import folders

@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_python(code, timeout=60, **environment):
-    """What `code` prints in a Python of its own."""
+    """What `code` prints in a Python of its own, which imports the package that the tests import."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SDPA_", "OMP_"))} | environment
-    paths = [str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [str(Path(sdpa.__file__).parents[1]), str(ROOT), *env.get("PYTHONPATH", "").split(os.pathsep)]
     env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     done = subprocess.run([sys.executable, "-c", code], env=env, timeout=timeout, capture_output=True, text=True)
     if done.returncode:
