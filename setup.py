@@ -81,8 +81,9 @@ C_FLAGS += ["-g"] if KEEP_NAMES else ["-g0"]
 STRIP = ["-Wl,-s"] if sys.platform == "linux" and not KEEP_NAMES else []
 SANITIZE = []
 if os.environ.get("SDPA_SANITIZE"):
-    # Python's own flags may have -fwrapv, which hides overflow; and with it compilers take minutes for unrolled loops.
-    SANITIZE = [f"-fsanitize={os.environ['SDPA_SANITIZE']}", "-fno-sanitize-recover=all", "-fno-wrapv", "-O1"]
+    # Python's own flags may have -fwrapv, which hides overflow, and -g, with which GCC finds where each variable is:
+    # that takes it minutes in unrolled loops.  Sanitizers print lines.
+    SANITIZE = [f"-fsanitize={os.environ['SDPA_SANITIZE']}", "-fno-sanitize-recover=all", "-fno-wrapv", "-O1", "-g1"]
 
 
 class BuildKernels(build_ext):
