@@ -181,6 +181,8 @@ cdef class Inputs:
         cdef ptrdiff_t next_step = 0
         cdef bint first = True
         to.batch, to.batches = 0, NULL
+        if self.p.batches == 0:  # of which the axes before an empty one have some
+            return 0
         for i in range(self.leading - 1, -1, -1):
             axis = self.order[i]
             if self.lead[axis] == 1:
@@ -195,7 +197,7 @@ cdef class Inputs:
 
     cdef const ptrdiff_t *find_batches(self, const ptrdiff_t *steps) except? NULL:
         """Where each batch begins, in bytes."""
-        cdef cnp.ndarray memory = self.keep(np.zeros(max(self.p.batches, 1), np.intp))
+        cdef cnp.ndarray memory = self.keep(np.zeros(self.p.batches, np.intp))
         cdef ptrdiff_t *table = <ptrdiff_t *>cnp.PyArray_DATA(memory)
         cdef int64_t count = 1, i, j
         cdef int k, axis

@@ -192,3 +192,16 @@ def test_no_batches(kernel, lead):
     assert out.shape == query.shape and lse.shape == query.shape[:-1]
     assert sdpa.attention(query, key, key).shape == query.shape
     assert sdpa.attention_weights(query, key).shape == (*lead, 4, 3, 3)
+
+
+@pytest.mark.parametrize("lead", [(0, 20_000), (20_000, 0)], ids=str)
+def test_no_batches_of_keys_that_broadcast(lead):
+    """Where each batch begins has no place in a table of none."""
+    query = np.ones((*lead, 4, 3, 5), np.float32)
+    for shared in (1, lead[1]), (lead[0], 1):
+        key = np.ones((*shared, 1, 3, 5), np.float32)
+        out, lse = sdpa.attention(query, key, key, return_lse=True)
+        assert out.shape == query.shape
+        assert sdpa.attention_weights(query, key).shape == (*lead, 4, 3, 3)
+        gradients = sdpa.attention_backward(out, query, key, key, out, lse)
+        assert (gradients.key == 0).all() and (gradients.value == 0).all()
