@@ -20,10 +20,11 @@ SYSTEM_PACKAGES = ["python3", "libpython3-dev", "libgomp1", "libstdc++6"]
 PACKAGES = ["numpy", "ml_dtypes", "pytest", "hypothesis", "setuptools"]
 # What depends on the processor or reaches into memory.
 FOLDERS = [ROOT / "tests" / name for name in ("attention", "backward", "cache", "layer")]
-# But for what measures memory or runs against a clock; under an emulator also sizes that take long, and kernels that
-# other machines run, too.
+# But for what measures memory or runs against a clock; under an emulator also sizes that take long, kernels that other
+# machines run, too, and what asks the system about threads, of which the emulator has its own.
 UNFIT = ["test_memory", "interrupts", "simulated_cpu"]
 LONG = ["larger_sizes", "everything_at_once", "any_problem", "any_sequences", "error_of_int8", "many_rows", "baseline"]
+LONG += ["test_threads.py"]
 
 
 def skip(reason):
