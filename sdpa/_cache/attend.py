@@ -1,4 +1,4 @@
-"""Attention to the tokens of a KVCache."""
+"""Attention to the tokens of a KVCache, which lie in its store."""
 
 import numpy as np
 
@@ -24,32 +24,32 @@ MASK_ELEMENTS = 2**22  # the most elements of a mask that is made here, for some
 ALIKE = ANYWHERE | {"causal"}
 
 
-def attend(cache, query, options, known):
+def attend(store, query, options, known):
     """Attention of `query` to all tokens of `cache`."""
-    now = cache._now
+    now = store._now
     count = query.shape[-2] if type(query) is np.ndarray and query.ndim > 1 else -1
-    if cache.window is None:
+    if store.window is None:
         offset = now.aligned[1] if now.aligned is not None and now.aligned[0] == count else None
-        return attend_rows(cache, query, len(cache), now.lengths, offset, options, known)
-    seen = cache.seen_by_one() if count == 1 and options.keys() <= ALIKE else None
+        return attend_rows(store, query, len(store), now.lengths, offset, options, known)
+    seen = store.seen_by_one() if count == 1 and options.keys() <= ALIKE else None
     if seen is not None:
-        return attend_rows(cache, query, *seen, None, options, known)
+        return attend_rows(store, query, *seen, None, options, known)
     known.check(options)
-    return attend_window(cache, _core.cached_query(kernels.default, cache, query), options, known)
+    return attend_window(store, _core.cached_query(kernels.default, store, query), options, known)
 
 
-def attend_rows(cache, query, rows, lengths, q_offset, options, known):
+def attend_rows(store, query, rows, lengths, q_offset, options, known):
     """Attention to the first `rows` rows of the arrays, of batch b to lengths[b]."""
-    return _core.attend_cache(kernels.default, cache, query, rows, lengths, q_offset, options, known)
+    return _core.attend_cache(kernels.default, store, query, rows, lengths, q_offset, options, known)
 
 
-def attend_window(cache, query, options, known):
+def attend_window(store, query, options, known):
     """Attention within the window, where slots need not be positions.  It hides tokens ahead of a query in any case."""
-    lengths, floors = cache.state()
-    q_len, window, keep, aligned = query.shape[-2], cache.window, cache.keep, cache._now.aligned
+    lengths, floors = store.state()
+    q_len, window, keep, aligned = query.shape[-2], store.window, store.keep, store._now.aligned
     q_offset = options.pop("q_offset", None)
     if q_offset is not None:
-        q_offset = whole_numbers("q_offset", q_offset, (cache.batch,))
+        q_offset = whole_numbers("q_offset", q_offset, (store.batch,))
     elif aligned is not None and aligned[0] == q_len:
         q_offset = aligned[1]
     first = lengths - q_len if q_offset is None else q_offset
@@ -60,26 +60,26 @@ def attend_window(cache, query, options, known):
             f"query has {q_len} rows, the first at position {first[batch]}: the window of {window} begins before "
             f"token {floors[batch]}, which is the oldest that was not dropped; attend right after append"
         )
-    rows = min(len(cache), cache.bound())
+    rows = min(len(store), store.bound())
     positions_matter = any(options.get(name) is not None for name in ("mask", "bias", "window", "alibi_slopes"))
     straight = (floors <= keep).all()  # slots are positions
     left, right = window_and_causal(options.pop("window", None), options.pop("causal", True))
     options["causal"] = False
     if q_len == 1 and not positions_matter and (first == lengths - 1).all():
-        seen = cache.seen_by_one()
+        seen = store.seen_by_one()
         if seen is not None:
-            return attend_rows(cache, query, *seen, None, options, known)
+            return attend_rows(store, query, *seen, None, options, known)
     if straight and keep == 0:
         left = window - 1 if left is None else min(left, window - 1)
         options["window"] = left, 0 if right is None else min(right, 0)
-        return attend_rows(cache, query, rows, None if cache._now.length >= 0 else lengths, q_offset, options, known)
-    return attend_masked(cache, query, first, rows, left, right, options, known)
+        return attend_rows(store, query, rows, None if store._now.length >= 0 else lengths, q_offset, options, known)
+    return attend_masked(store, query, first, rows, left, right, options, known)
 
 
-def attend_masked(cache, query, first, rows, left, right, options, known):
+def attend_masked(store, query, first, rows, left, right, options, known):
     """Attention within the window by a mask of the slots that each query sees, made for some queries at a time."""
     heads, q_len = query.shape[-3] if query.ndim > 2 else 1, query.shape[-2]
-    pairs = (cache.batch, heads, q_len, len(cache))
+    pairs = (store.batch, heads, q_len, len(store))
     mask, bias, slopes = (options.pop(name, None) for name in ("mask", "bias", "alibi_slopes"))
     if mask is not None:
         mask = mask_array("mask", mask)
@@ -88,23 +88,23 @@ def attend_masked(cache, query, first, rows, left, right, options, known):
         bias = bias_array("bias", bias)
         broadcast("bias", bias, pairs)
     if slopes is not None:
-        slopes = per_head("alibi_slopes", slopes, (cache.batch,), heads)[..., None, None]
+        slopes = per_head("alibi_slopes", slopes, (store.batch,), heads)[..., None, None]
     out, return_lse = options.pop("out", None), flag("return_lse", options.pop("return_lse", False))
-    shape = (*query.shape[:-1], cache.value_dim)
+    shape = (*query.shape[:-1], store.value_dim)
     inputs = {"query": query, "mask": mask, "bias": bias}
     if out is not None:
-        check_out(out, shape, query.dtype, inputs | cache._now.memory.arrays)
+        check_out(out, shape, query.dtype, inputs | store._now.memory.arrays)
     else:
         out = np.empty_like(query, shape=shape, subok=False)
     lse = np.empty(query.shape[:-1], sum_dtype(query.dtype))
-    position = cache.positions(rows)[:, None, None, :]  # (B or 1, 1, 1, slots)
-    if cache._now.length >= 0 and (first == first[0]).all():
+    position = store.positions(rows)[:, None, None, :]  # (B or 1, 1, 1, slots)
+    if store._now.length >= 0 and (first == first[0]).all():
         first = first[:1]
-    step = max(1, MASK_ELEMENTS // max(1, rows * cache.batch * (1 if slopes is None and bias is None else heads)))
+    step = max(1, MASK_ELEMENTS // max(1, rows * store.batch * (1 if slopes is None and bias is None else heads)))
     for begin in range(0, q_len, step):
         part = slice(begin, min(begin + step, q_len))
         at = first[:, None, None, None] + np.arange(begin, part.stop)[:, None]  # (B or 1, 1, queries, 1)
-        seen = (position >= 0) & (position <= at) & ((position < cache.keep) | (position > at - cache.window))
+        seen = (position >= 0) & (position <= at) & ((position < store.keep) | (position > at - store.window))
         if left is not None:
             seen &= position >= at - left
         if right is not None:
@@ -116,7 +116,7 @@ def attend_masked(cache, query, first, rows, left, right, options, known):
             slope = (-slopes * abs(at - position)).astype(lse.dtype)
             added = slope if added is None else slope + added
         of_part = dict(mask=seen, bias=added, return_lse=True, out=out[..., part, :])
-        _, lse[..., part] = attend_rows(cache, query[..., part, :], rows, None, 0, options | of_part, known)
+        _, lse[..., part] = attend_rows(store, query[..., part, :], rows, None, 0, options | of_part, known)
     return (out, lse) if return_lse else out
 
 

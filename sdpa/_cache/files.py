@@ -26,17 +26,17 @@ NPY = re.compile(
 NPY_BYTES = 1024  # no such header is longer
 
 
-def save(cache, path):
+def save(store, path):
     """See KVCache.save."""
     path = Path(path)
     if os.path.lexists(path):
         _check_replaceable(path)
     remove_leftovers(path)
-    lengths, floors = cache.state()
-    now = cache._now
-    rows = min(len(cache), cache.bound())
-    header = FORMAT | {name: getattr(cache, name) for name in SIZES} | {
-        "dtype": cache.dtype.name, "rows": rows, "ring": None if cache.window is None else now.ring,
+    lengths, floors = store.state()
+    now = store._now
+    rows = min(len(store), store.bound())
+    header = FORMAT | {name: getattr(store, name) for name in SIZES} | {
+        "dtype": store.dtype.name, "rows": rows, "ring": None if store.window is None else now.ring,
         "lengths": lengths.tolist(), "floors": floors.tolist(),
     }  # fmt: skip
     with hidden_folder(path) as temporary:
@@ -65,14 +65,15 @@ def load(kind, path, mmap):
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path}: cache.json is damaged: {error}") from error
         # All files are checked before memory is taken for any of them.
-        new = cache._now.memory.arrays
+        store = cache._store
+        new = store._now.memory.arrays
         found = {name: _NpyFile(path, f"{name}.npy", files) for name in new}
         for name, like in new.items():
             found[name].check((*like.shape[:2], rows, like.shape[3]), _plain_bits(like).dtype)
         arrays = {name: (file.mapped() if mmap else file.read()).view(new[name].dtype) for name, file in found.items()}
     keys = _core.Operand(arrays["keys"], arrays.get("key_scales"), cache.group)
     values = _core.Operand(arrays["values"], arrays.get("value_scales"), cache.group)
-    cache.commit(cache.state_of(Memory(keys, values, cache, frozen=bool(mmap)), *numbers))
+    store.commit(store.state_of(Memory(keys, values, store, frozen=bool(mmap)), *numbers))
     return cache
 
 

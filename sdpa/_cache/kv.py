@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _core
 from .._checks import float_array, float_dtype, whole_number, whole_numbers
 from .._options import WORDS, CacheOptions, takes
 from .attend import attend
@@ -25,7 +25,11 @@ OF_CACHE = WORDS | {
 ATTEND = takes("attend", CacheOptions, OF_CACHE, causal=True)
 
 
-class KVCache(Store):
+def of_store(name):
+    return property(operator.attrgetter(f"_store.{name}"))
+
+
+class KVCache:
     """A contiguous key/value cache: `append` the keys and values of new tokens, `attend` to all tokens so far.
 
     Axes: B batch, H query heads, G key/value heads (H a multiple of G), M new tokens, D and E sizes of a key and of a
@@ -65,7 +69,12 @@ class KVCache(Store):
     <sdpa.KVCache (1, 2, 10, 64) float32, room for 64, 65,536 bytes>
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__", "_store")
+
+    # What it was made with.
+    batch, kv_heads, head_dim, value_dim, dtype, capacity, window, keep, group = map(
+        of_store, ("batch", "kv_heads", "head_dim", "value_dim", "dtype", "capacity", "window", "keep", "group")
+    )
 
     def __init__(
         self, batch, kv_heads, head_dim, *, value_dim=None, dtype=np.float32, capacity=None, window=None, keep=0,
@@ -83,8 +92,7 @@ class KVCache(Store):
             raise ValueError(f"group is {group}: it must be a power of 2")
         if keep and window is None:
             raise ValueError(f"keep is {keep} and window None: without a window every token is kept, keep must be 0")
-        super().__init__(batch, kv_heads, head_dim, value_dim, dtype, capacity, window, keep, group)
-        self.begin_empty()
+        self._store = Store(batch, kv_heads, head_dim, value_dim, dtype, capacity, window, keep, group)
 
     # ------------------------------------------------------------------------------------------------ what users call
 
@@ -103,13 +111,13 @@ class KVCache(Store):
         >>> cache.lengths
         array([3, 1])
         """
-        if lengths is None and self.append_few(key, value):
+        if lengths is None and self._store.append_few(key, value):
             return
         key, value = self._new_rows("key", key, self.head_dim), self._new_rows("value", value, self.value_dim)
         count = key.shape[2]
         if value.shape[2] != count:
             raise ValueError(f"key has {count} new tokens and value {value.shape[2]}: they must be as many")
-        before, floors = self.state()
+        before, floors = self._store.state()
         added = np.full(self.batch, count) if lengths is None else self._new_lengths(lengths, count)
         after = before + added
         if self.capacity is not None and after.max() > self.capacity:
@@ -119,7 +127,7 @@ class KVCache(Store):
         ragged = not (added == count).all()
         if ragged:
             key, value = without_padding(key, added), without_padding(value, added)
-        self.write(key, value, before, floors, added, (count, before) if ragged else None)
+        self._store.write(key, value, before, floors, added, (count, before) if ragged else None)
 
     @ATTEND
     def attend(self, query: ArrayLike, **options: Unpack[CacheOptions]) -> Any:
@@ -142,7 +150,7 @@ class KVCache(Store):
         >>> cache.attend(np.ones((1, 1, 1, 2)))[0, 0]       # sees the tokens 0, 3 and 4
         array([[2.33333333, 2.33333333]])
         """
-        return attend(self, query, options, ATTEND)
+        return attend(self._store, query, options, ATTEND)
 
     def truncate(self, n):
         """Forget all but the first n tokens (an int, or one for each batch), such as guesses that turned out wrong.
@@ -157,7 +165,7 @@ class KVCache(Store):
         >>> len(cache)
         7
         """
-        lengths, floors = self.state()
+        lengths, floors = self._store.state()
         numbers = whole_numbers("n", n, (self.batch,))
         if (numbers < 0).any() or (numbers > lengths).any():
             raise ValueError(f"n is {_said(n)}: it must be from 0 to the length, {_said(self.lengths)}")
@@ -170,8 +178,7 @@ class KVCache(Store):
                     f"n is {_said(n)}: the next token would see some that the window of {self.window} has dropped; "
                     f"it must be {least} or more"
                 )
-        now = self._now
-        self.commit(_core.CacheState(now.memory, numbers, floors, now.ring, now.extra, now.idle, now.writable, None))
+        self._store.forget(numbers, floors)
 
     def fork(self):
         """A new cache with the same tokens.  From then on both caches change independently.
@@ -188,9 +195,7 @@ class KVCache(Store):
         twin = type(self).__new__(type(self))
         for name, attribute in attributes(self):
             setattr(twin, name, attribute)
-        self.commit(self._now.shared())
-        twin.begin_as(self)
-        self._now.memory.add_owner(twin)
+        twin._store = self._store.fork()
         return twin
 
     def __copy__(self):
@@ -210,12 +215,12 @@ class KVCache(Store):
         This is a view, or with a window maybe a copy.  Appending does not change what the view shows, unless `truncate`
         or the window gave up the place of those keys.  With int8 the keys are integers: see `key_scales`.
         """
-        return self.readable(self._now.keys.numbers)
+        return self._store.readable(self._store.keys.numbers)
 
     @property
     def values(self):
         """Values (B, G, N, E): a view like `keys`."""
-        return self.readable(self._now.values.numbers)
+        return self._store.readable(self._store.values.numbers)
 
     @property
     def key_scales(self):
@@ -223,27 +228,27 @@ class KVCache(Store):
 
         Number d of a key is keys[..., d] * key_scales[..., d // group].
         """
-        return None if self._now.keys.scales is None else self.readable(self._now.keys.scales)
+        return self._store.readable(self._store.keys.scales)
 
     @property
     def value_scales(self):
         """Scales of the values, like `key_scales`."""
-        return None if self._now.values.scales is None else self.readable(self._now.values.scales)
+        return self._store.readable(self._store.values.scales)
 
     @property
     def lengths(self):
         """Number of tokens of each batch, (B), read-only."""
-        lengths = self.state()[0].view()
+        lengths = self._store.state()[0].view()
         lengths.flags.writeable = False
         return lengths
 
     @property
     def nbytes(self):
         """Bytes of the arrays, including free room.  Memory that forks share counts for each of them."""
-        return sum(array.nbytes for array in self._now.memory.arrays.values())
+        return self._store.nbytes
 
     def __len__(self):
-        return self._now.length if self._now.length >= 0 else int(self._now.lengths.max())
+        return len(self._store)
 
     def __bool__(self):
         return True  # "if cache" asks whether there is one
@@ -251,13 +256,13 @@ class KVCache(Store):
     def __repr__(self):
         size = str(self.head_dim) if self.value_dim == self.head_dim else f"{self.head_dim} and {self.value_dim}"
         parts = [f"({self.batch}, {self.kv_heads}, {len(self)}, {size}) {self.dtype.name}"]
-        if self._now.length < 0:
-            parts.append(f"lengths {_said(self.state()[0])}")
+        if self._store.ragged:
+            parts.append(f"lengths {_said(self.lengths)}")
         if self.window is not None:
             parts.append(f"window {self.window}" + (f" and the first {self.keep}" if self.keep else ""))
         if self.capacity is not None:
             parts.append(f"capacity {self.capacity}")
-        parts += [f"room for {self._now.memory.rows}", f"{self.nbytes:,} bytes"]
+        parts += [f"room for {self._store.room}", f"{self.nbytes:,} bytes"]
         return f"<sdpa.KVCache {', '.join(parts)}>"
 
     def save(self, path):
@@ -277,7 +282,7 @@ class KVCache(Store):
         >>> bool((again.keys == cache.keys).all())
         True
         """
-        save(self, path)
+        save(self._store, path)
 
     @classmethod
     def load(cls, path, mmap=False):
@@ -314,3 +319,19 @@ class KVCache(Store):
 
 def _said(numbers):
     return numbers.tolist() if isinstance(numbers, np.ndarray) else numbers
+
+
+# What a layer needs to take an append back, if what follows it fails.
+
+
+def next_position(cache):
+    """Of the next token: an int, or (B) where batches differ."""
+    return cache._store.next_position()
+
+
+def snapshot(cache, count):
+    return cache._store.snapshot(count)
+
+
+def restore(cache, kept):
+    cache._store.restore(kept)

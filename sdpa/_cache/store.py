@@ -28,10 +28,28 @@ class Store(_core.CacheBase):
     # `aligned` describes the last append if it had lengths: the number of its rows, and the position of the first.
     __slots__ = ()
 
-    def begin_empty(self):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
         none = np.zeros(1, np.int64)
         ring = UNBOUNDED if self.window is None else self.window
         self.commit(_core.CacheState(Memory(*self._new_operands(0), self), none, none, ring, 1, 0, 0, None))
+
+    def fork(self):
+        """A store with the same tokens, in the same memory until one of the two appends."""
+        twin = type(self).__new__(type(self))
+        self.commit(self._now.shared())
+        twin.begin_as(self)
+        self._now.memory.add_owner(twin)
+        return twin
+
+    def forget(self, lengths, floors):
+        """Keep so many tokens of each batch."""
+        now = self._now
+        self.commit(_core.CacheState(now.memory, lengths, floors, now.ring, now.extra, now.idle, now.writable, None))
+
+    def __len__(self):
+        """The length of the longest batch."""
+        return self._now.length if self._now.length >= 0 else int(self._now.lengths.max())
 
     def write(self, key, value, before, floors, added, aligned):
         """Put rows of `key` and `value`, added[b] of them, after the before[b] that there are."""
@@ -150,13 +168,37 @@ class Store(_core.CacheBase):
             return np.full(self.batch, now.length), np.full(self.batch, now.floor)
         return now.lengths, now.floors
 
+    @property
+    def keys(self):
+        return self._now.keys
+
+    @property
+    def values(self):
+        return self._now.values
+
+    @property
+    def ragged(self):
+        """Whether batches have lengths of their own."""
+        return self._now.length < 0
+
+    @property
+    def room(self):
+        """How many tokens the arrays have room for."""
+        return self._now.memory.rows
+
+    @property
+    def nbytes(self):
+        return sum(array.nbytes for array in self._now.memory.arrays.values())
+
     def next_position(self):
         """Of the next token: an int, or (B) where batches differ."""
         return self._now.length if self._now.length >= 0 else self._now.lengths.copy()
 
     def readable(self, array):
-        """The rows of `array` that the last token sees, in the order of their positions, read-only."""
+        """The rows of `array` (None: None) that the last token sees, in the order of their positions, read-only."""
         now = self._now
+        if array is None:
+            return None
         if self.window is None or (now.length >= 0 and max(now.floor, now.length - self.window) <= self.keep):
             rows = array[:, :, : len(self)]
         else:
@@ -256,5 +298,5 @@ def attributes(cache):
     for kind in type(cache).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            if not name.startswith("__") and hasattr(cache, name):
+            if name != "_store" and not name.startswith("__") and hasattr(cache, name):
                 yield name, getattr(cache, name)

@@ -12,8 +12,9 @@ Each of the three classes has
 import numpy as np
 
 from .._attention.forward import attention, attention_weights
+from .._cache import kv, paged
 from .._cache.kv import KVCache
-from .._cache.paged import PagedKVCache, find_all, restore, snapshot
+from .._cache.paged import PagedKVCache
 from .._checks import lengths_of, rows_of, whole_numbers
 
 
@@ -99,7 +100,7 @@ class CachedKeys:
     def __init__(self, cache, own, kv_lengths):
         self.cache, self.own, self.kv_lengths = cache, own, kv_lengths
         self.causal = own
-        self.before = cache.next_position()
+        self.before = kv.next_position(cache)
 
     def places(self, first, count):
         return _places(first, count, self.cache.batch)
@@ -107,11 +108,12 @@ class CachedKeys:
     def append(self, key, value):
         if len(key) != self.cache.batch or len(value) != self.cache.batch:
             key, value = (np.broadcast_to(x, (self.cache.batch, *x.shape[1:])) for x in (key, value))
-        self.snapshot = self.cache.snapshot(key.shape[2] if self.kv_lengths is None else int(self.kv_lengths.max()))
+        count = key.shape[2] if self.kv_lengths is None else int(self.kv_lengths.max())
+        self.snapshot = kv.snapshot(self.cache, count)
         self.cache.append(key, value, self.kv_lengths)
 
     def undo(self):
-        self.cache.restore(self.snapshot)
+        kv.restore(self.cache, self.snapshot)
 
     def total(self, count):
         return self.before + (count if self.kv_lengths is None else self.kv_lengths)
@@ -148,7 +150,7 @@ class PagedKeys:
         if kv_lengths is not None:
             raise ValueError(f"kv_lengths is {kv_lengths}: with a PagedKVCache it must be None")
         self.cache = cache
-        one, self.sequences, states = find_all(cache, sequences)
+        one, self.sequences, states = paged.find_all(cache, sequences)
         begins = rows_of("cu_seqlens", cu_seqlens, "x", rows, len(states), one)
         self.counts = np.diff(begins)
         self.within = np.arange(rows) - np.repeat(begins[:-1], self.counts)
@@ -160,11 +162,11 @@ class PagedKeys:
         return np.repeat(whole_numbers("q_offset", first, self.before.shape), self.counts) + self.within
 
     def append(self, key, value):
-        self.snapshot = snapshot(self.cache, self.states)
+        self.snapshot = paged.snapshot(self.cache, self.states)
         self.cache.append(self.sequences, key[0].swapaxes(0, 1), value[0].swapaxes(0, 1), self.begins)
 
     def undo(self):
-        restore(self.cache, self.states, self.snapshot)
+        paged.restore(self.cache, self.states, self.snapshot)
 
     def attend(self, query, options):
         result = self.cache.attend(query[0].swapaxes(0, 1), self.sequences, cu_seqlens_q=self.begins, **options)

@@ -335,10 +335,10 @@ def core(query, key, value, *, key_scale, value_scale, group, kv_lengths=None, *
     cache = sdpa.KVCache(*sizes, value_dim=value.shape[3], dtype=np.int8, group=group)
     cache.append(np.zeros(key.shape), np.zeros(value.shape))
     rows = key.shape[2]
-    for array, given in zip(cache._now.memory.arrays.values(), (key, value, key_scale, value_scale)):
+    for array, given in zip(cache._store._now.memory.arrays.values(), (key, value, key_scale, value_scale)):
         array[:, :, :rows] = given
     options = dict(causal=False, return_lse=True) | options
-    return _core.attend_cache(kernels.default, cache, query, rows, kv_lengths, None, options, kv.ATTEND)
+    return _core.attend_cache(kernels.default, cache._store, query, rows, kv_lengths, None, options, kv.ATTEND)
 
 
 def draw_problem(sizes, dtype, B=2, H=4, G=2, M=1, keys=N):

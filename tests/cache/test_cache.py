@@ -493,9 +493,9 @@ def test_memory_within_a_window_is_bound(dtype):
     for count in (8, *[1] * 60):
         cache.append(key[:, :, :count], value[:, :, :count])
     assert cache.nbytes == bytes_for(54)
-    memory = cache._now.memory
+    memory = cache._store._now.memory
     cache.append(key[:, :, :1], value[:, :, :1])
-    assert cache._now.memory is memory
+    assert cache._store._now.memory is memory
 
 
 def test_what_the_window_dropped_is_an_error():
@@ -561,6 +561,10 @@ def test_truncate_and_go_on():
     assert_same_bits(cache.keys, key)
 
 
+def held_keys(cache):
+    return cache._store.keys.numbers
+
+
 @pytest.mark.parametrize("options", [{}, dict(window=9), dict(window=9, keep=2)], ids=str)
 @pytest.mark.parametrize("dtype", [float32, np.int8], ids=["float32", "int8"])
 def test_forks_share_until_one_appends(dtype, options):
@@ -568,13 +572,11 @@ def test_forks_share_until_one_appends(dtype, options):
     twin, other = cache.fork(), copy.copy(cache)
     child = copy.deepcopy(twin)
     before = contents(cache)[:-1]
-    assert all(
-        np.shares_memory(x._now.memory.keys.numbers, cache._now.memory.keys.numbers) for x in (twin, other, child)
-    )
+    assert all(np.shares_memory(held_keys(x), held_keys(cache)) for x in (twin, other, child))
     _, key, value = tokens(1, seed=5)
     cache.append(key, value)
-    assert not np.shares_memory(twin._now.memory.keys.numbers, cache._now.memory.keys.numbers)
-    assert np.shares_memory(twin._now.memory.keys.numbers, child._now.memory.keys.numbers)
+    assert not np.shares_memory(held_keys(twin), held_keys(cache))
+    assert np.shares_memory(held_keys(twin), held_keys(child))
     for unchanged in (twin, other, child):
         for x, y in zip(contents(unchanged), before):
             np.testing.assert_array_equal(x, y)
@@ -586,22 +588,22 @@ def test_forks_share_until_one_appends(dtype, options):
 
 def test_the_last_one_writes_in_place():
     cache = filled(20)
-    memory = cache.fork()._now.memory
+    memory = cache.fork()._store._now.memory
     gc.collect()
     _, key, value = tokens(1)
     cache.append(key, value)
-    assert cache._now.memory is memory and cache._now.writable
+    assert cache._store._now.memory is memory and cache._store._now.writable
     twin = cache.fork()
     cache.append(key, value)
-    assert cache._now.memory is not memory and twin._now.memory is memory
+    assert cache._store._now.memory is not memory and twin._store._now.memory is memory
     twin.append(key, value)
-    assert twin._now.memory is memory
+    assert twin._store._now.memory is memory
     many = [cache.fork() for _ in range(100)]
-    assert len(cache._now.memory.owners) == 101
+    assert len(cache._store._now.memory.owners) == 101
     del many[1:]
     gc.collect()
     cache.fork()
-    assert len(cache._now.memory.owners) == 3
+    assert len(cache._store._now.memory.owners) == 3
 
 
 def test_forks_of_ragged_caches():
@@ -633,6 +635,13 @@ def test_a_fork_is_of_the_same_class(kind, fork):
     twin.note = "its own"
     twin.append(*tokens(1)[1:])
     assert (cache.note, len(cache), len(twin)) == ("mine", 9, 10)
+
+
+def test_only_what_users_need_is_public():
+    assert {name for name in dir(KVCache) if not name.startswith("_")} == {
+        "append", "attend", "batch", "capacity", "dtype", "fork", "group", "head_dim", "keep", "key_scales", "keys",
+        "kv_heads", "lengths", "load", "nbytes", "save", "truncate", "value_dim", "value_scales", "values", "window",
+    }  # fmt: skip
 
 
 def test_sizes_cannot_be_changed():
@@ -830,9 +839,9 @@ def test_mapped_pages_are_not_copied(tmp_path):
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base
     assert isinstance(base, np.memmap) and type(again.keys) is np.ndarray
-    memory = again._now.memory
+    memory = again._store._now.memory
     again.append(*tokens(1)[1:])
-    assert again._now.memory is not memory and len(again) == 21
+    assert again._store._now.memory is not memory and len(again) == 21
 
 
 def test_saving_replaces_a_cache_and_nothing_else(tmp_path):
