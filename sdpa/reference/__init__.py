@@ -21,6 +21,9 @@ broadcast, and the result has as many axes as the largest of the three arrays.
     softmax  exp(score) of the visible keys, divided by their sum; sinks add exp(sink) to the sum
     out      the sum over the visible keys of weight * value
 
+`Linear`, `FeedForward`, `layer_norm`, `rms_norm`, `rotary` and `KVCache` are the other pieces of a transformer.
+`sdpa.models.load(folder, pieces=sdpa.reference)` makes whole models of them.
+
 `additive_attention` has a network of one layer in place of query . key.
 
 A query that sees no key gets weights 0 and output 0, and its lse is the sink of its head, or -inf without sinks. No
@@ -39,12 +42,18 @@ from ._attention import (
     merge,
     scaled_dot_product_attention,
 )
+from ._cache import KVCache
+from ._dense import FeedForward, Linear
 from ._layer import MultiHeadAttention
+from ._norms import layer_norm, rms_norm
 from ._rotary import rotary
 
 __all__ = [
     "AdditiveGradients",
+    "FeedForward",
     "Gradients",
+    "KVCache",
+    "Linear",
     "MultiHeadAttention",
     "additive_attention",
     "additive_attention_backward",
@@ -53,7 +62,9 @@ __all__ = [
     "attention_varlen",
     "attention_varlen_backward",
     "attention_weights",
+    "layer_norm",
     "merge",
+    "rms_norm",
     "rotary",
     "scaled_dot_product_attention",
 ]
