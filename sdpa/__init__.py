@@ -18,6 +18,7 @@ from ._runtime.kernels import build_info, kernels
 
 if TYPE_CHECKING:
     from . import lab as lab
+    from . import models as models
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "kernels",
     "lab",
     "merge",
+    "models",
     "reference",
     "rotary",
     "scaled_dot_product_attention",
@@ -45,9 +47,9 @@ __all__ = [
 
 
 def __getattr__(name):
-    """The laboratory is imported when it is first asked for."""
-    if name == "lab":
-        return importlib.import_module(".lab", __name__)
+    """The laboratory and the models are imported when they are first asked for."""
+    if name in ("lab", "models"):
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

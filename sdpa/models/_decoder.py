@@ -1,0 +1,162 @@
+"""Decoders: every token sees those before it, and says what the next may be."""
+
+import numpy as np
+
+from .._checks import number, plain_array, sum_dtype, whole_number
+from ._batch import Batch
+from ._transformer import Transformer
+
+CHUNK = 512  # tokens of each prompt that are read in one pass: bounds the memory
+
+
+class Decoder(Transformer):
+    """A model like GPT, which `load` makes.  A call returns logits, `generate` continues a prompt."""
+
+    def __call__(self, ids, *, caches=None, lengths=None):
+        """Return the logits of the token after each token, (B, S, words), or (S, words) for a single sequence; their
+        dtype is float32 at least.
+
+        ids : (B, S) or (S,), int; or a list of sequences of any lengths.
+        caches : caches from `new_caches`.  The ids continue the tokens in the caches, and are appended to them.
+        lengths : (B), int.  The number of tokens of each sequence.  Logits past the length are 0.
+        """
+        batch = Batch(ids, self.settings.words, lengths)
+        return batch.result(self._logits(self._packed(batch, caches)))
+
+    def new_caches(self, batch=1, **options):
+        """Return an empty KVCache for each layer.  The options are those of KVCache, with two other defaults:
+
+        dtype : default: the dtype of the model.    window : default: the window of the layer.
+        """
+        s, options = self.settings, {"dtype": self.dtype, **options}
+        make = self.pieces.KVCache
+        return [make(batch, s.kv_heads, s.head_dim, **{"window": window, **options}) for window in s.windows]
+
+    def generate(
+        self, prompt, max_new_tokens, *, temperature=0, top_k=None, top_p=None, seed=None, stop=None, caches=None
+    ):
+        """Return an iterator over the tokens that follow the prompt, at most max_new_tokens.
+
+        prompt : ids (S,): the iterator gives numbers.  Ids (B, S), or a list of sequences of any lengths: it gives
+            arrays (B), with -1 for sequences that have ended.  A text: it gives pieces of text.
+        temperature : with 0, the likeliest token follows.  Else the logits are divided by the temperature, and a token
+            is drawn from their softmax.
+        top_k : draw from the k likeliest tokens only.
+        top_p : draw from the likeliest tokens only that together have a probability of p.
+        seed : the seed of the random numbers, for `numpy.random.default_rng`.
+        stop : one or several tokens that end a sequence, and are given as its last token.  Default: the tokens that the
+            folder names.  With () nothing ends a sequence.
+        caches : caches from `new_caches`, to choose their dtype, or to continue the tokens in them.
+
+        >>> for piece in model.generate("Once upon a time", 100):               # doctest: +SKIP
+        ...     print(piece, end="", flush=True)
+        """
+        text = isinstance(prompt, str)
+        batch = Batch(self.tokenizer.encode(prompt).ids if text else prompt, self.settings.words)
+        count = whole_number("max_new_tokens", max_new_tokens, least=0)
+        draw = _draw(temperature, top_k, top_p, seed)
+        if stop is None:
+            about = self.folder.json("generation_config.json", {})
+            stop = about.get("eos_token_id", self.config.get("eos_token_id"))
+        stop = plain_array("stop", [] if stop is None else stop)
+        if stop.dtype.kind not in "iu" and stop.size:
+            raise TypeError(f"stop is {stop}: it must be a token or several, which are whole numbers")
+        if not batch.ids.size or not batch.counts.all():
+            raise ValueError(f"prompt has sequences of {batch.counts.tolist()} tokens: each must have one or more")
+        caches = self.new_caches(len(batch.ids)) if caches is None else caches
+        most = int((self._before(caches, batch) + batch.counts).max()) + count - 1
+        if self.longest is not None and most > self.longest:
+            raise ValueError(f"prompt and max_new_tokens are {most} tokens: the model has places for {self.longest}")
+        tokens = self._generated(batch, count, draw, stop, caches)
+        if text:
+            return self.pieces_of_text(int(token[0]) for token in tokens)
+        return tokens if batch.batched else (int(token[0]) for token in tokens)
+
+    def _generated(self, batch, count, draw, stop, caches):
+        """Give arrays (B) of tokens."""
+        last = np.zeros((len(batch.ids), self.settings.width), self.dtype)
+        for begin in range(0, batch.ids.shape[1] if count else 0, CHUNK):
+            part = batch.part(slice(None), slice(begin, begin + CHUNK))
+            x, there = self._packed(part, caches), part.counts > 0
+            last[there] = x[part.ends[1:][there] - 1]
+        ended = np.zeros(len(last), bool)
+        for done in range(count):
+            token = draw(self._logits(last))
+            yield np.where(ended, -1, token)
+            ended |= np.isin(token, stop)
+            if ended.all() or done == count - 1:
+                return
+            last = self._packed(Batch(token[:, None], np.inf), caches)
+
+    def pieces_of_text(self, tokens):
+        """Turn an iterable of tokens into an iterator over pieces of text, each of which has whole characters."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=True)
+        for token in tokens:
+            if piece := stream.step(self.tokenizer, token):
+                yield piece
+
+    def _packed(self, batch, caches):
+        """The vectors of the last layer, (T, E).  The tokens are appended to the caches."""
+        before = self._before(caches, batch)
+        places = batch.packed(before[:, None] + np.arange(batch.ids.shape[1]))
+        s = self.settings
+
+        def attend(number, query, key, value):
+            options = dict(scale=s.scales[number], threads=self.threads)
+            if caches is None:
+                window = None if s.windows[number] is None else (s.windows[number] - 1, None)
+                options |= dict(cu_seqlens_q=batch.ends, causal=True, window=window)
+                return self.pieces.attention_varlen(query, key, value, **options)
+            query, key, value = (batch.spread(heads).swapaxes(1, 2) for heads in (query, key, value))
+            caches[number].append(key, value, None if batch.mask is None else batch.counts)
+            return batch.packed(caches[number].attend(query, **options).swapaxes(1, 2))
+
+        x = self._embedded(batch.packed(batch.ids), places)
+        turn = self._turn(places, int((before + batch.counts).max(initial=0)))
+        try:
+            return self._through(x, attend, turn)
+        except BaseException:
+            for cache in caches or ():  # the layers before the error have appended
+                cache.truncate(before)
+            raise
+
+    def _logits(self, x):
+        """(T, E) to (T, words)"""
+        out = np.empty((len(x), self.settings.words), sum_dtype(self.dtype))
+        return self._head(self._last_norm(x), out=out)
+
+    def _before(self, caches, batch):
+        """The number of tokens of each sequence that are in the caches."""
+        if caches is None:
+            return np.zeros(len(batch.ids), np.int64)
+        if len(caches) != self.settings.layers or len(caches[0].lengths) != len(batch.ids):
+            sizes = f"one for each of the {self.settings.layers} layers, with a batch of {len(batch.ids)}"
+            raise ValueError(f"caches are {caches}: they must be {sizes}")
+        return np.array(caches[0].lengths)
+
+
+def _draw(temperature, top_k, top_p, seed):
+    """A function that chooses a token for each row of logits (B, words)."""
+    temperature, top_p = number("temperature", temperature), 1.0 if top_p is None else number("top_p", top_p)
+    top_k = None if top_k is None else whole_number("top_k", top_k)
+    if temperature < 0:
+        raise ValueError(f"temperature is {temperature}: it must be 0 or more")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p is {top_p}: it must be above 0, and 1 at most")
+    random = np.random.default_rng(seed)
+
+    def draw(logits):
+        if temperature == 0:
+            return logits.argmax(axis=-1)
+        order = np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
+        ranked = np.take_along_axis(logits, order, axis=-1).astype(np.float64)
+        weight = np.exp((ranked - ranked[:, :1]) / temperature)
+        weight /= weight.sum(axis=-1, keepdims=True)
+        weight[np.cumsum(weight, axis=-1) - weight >= top_p] = 0  # the likelier tokens have enough
+        reached = np.cumsum(weight, axis=-1)
+        chosen = (reached <= random.random((len(logits), 1)) * reached[:, -1:]).sum(axis=-1)
+        return np.take_along_axis(order, chosen[:, None], axis=-1)[:, 0]
+
+    return draw
