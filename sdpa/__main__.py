@@ -1,10 +1,10 @@
-"""The command line: python -m sdpa info | demo | lab | bench."""
+"""The command line: python -m sdpa info | demo | embed | generate | lab | bench."""
 
 import argparse
 
 import sdpa
 
-from ._commands import bench, demo
+from ._commands import bench, demo, embed, generate
 from ._commands.info import info
 from .lab import _command
 
@@ -17,16 +17,20 @@ def main():
         ("demo", demo.demo, "a few calls against plain NumPy: the same numbers, and how much faster (a few seconds)"),
     ):
         commands.add_parser(name, help=text, description=text).set_defaults(run=lambda _, run=run: run())
-    _command.add_to(commands)
+    for command in (embed, generate, _command):
+        command.add_to(commands)
     # Its options are those of benchmarks/compare.py, --help among them.
     commands.add_parser("bench", help=bench.TEXT, add_help=False).set_defaults(run=None)
     arguments, others = parser.parse_known_args()
     if arguments.run is None:
         bench.bench(others)
-    elif others:
+        return
+    if hasattr(arguments, "texts") and not any(other.startswith("-") for other in others):
+        arguments.texts += others  # argparse takes none of them after an option
+        others = []
+    if others:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
-    else:
-        arguments.run(arguments)
+    arguments.run(arguments)
 
 
 if __name__ == "__main__":

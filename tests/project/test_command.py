@@ -89,7 +89,7 @@ def test_usage_errors(arguments):
 def test_help():
     run = command("--help")
     assert run.returncode == 0
-    assert all(name in run.stdout for name in ("info", "demo", "lab", "bench"))
+    assert all(name in run.stdout for name in ("info", "demo", "embed", "generate", "lab", "bench"))
 
 
 def test_bench_has_the_options_of_the_benchmarks():
