@@ -10,6 +10,7 @@
 #if !SDPA_FEW_ROWS
 #include "backward/backward.h"
 #include "layer/linear.h"
+#include "layer/norm.h"
 #endif
 
 #define PASTE_(a, b, c, d) a##b##_##c##_##d
@@ -46,7 +47,8 @@ const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) 
     .write_query_gradient = write_query_gradient,
     .write_key_gradients = write_key_gradients,
     .linear_tile = TILE / VECTORS,
-    .pack_weights = pack_weights,
+    .pack_panel = pack_panel,
     .linear = linear,
+    .norm = norm,
 #endif
 };

@@ -218,14 +218,29 @@ typedef struct {
     sdpa_backward_scratch scratch;
 } sdpa_backward_task;
 
+typedef enum { SDPA_IDENTITY, SDPA_RELU, SDPA_GELU, SDPA_GELU_TANH, SDPA_SILU } sdpa_activation;
+
 /* A projection; see linear.h. */
 typedef struct {
-    sdpa_array x, out; /* (rows, ins), (rows, outs) */
+    sdpa_array x, out;   /* (rows, ins), (rows, outs) */
+    sdpa_array residual; /* as out, of any float dtype: added in the end; or none */
     int64_t rows, ins, outs;
     int block_rows;      /* that are done together, panel after panel */
-    const void *weights; /* panels, made by pack_weights */
-    const void *bias;    /* of the compute type, filled up to whole panels; or NULL */
+    const void *weights; /* panels, made by pack_panel */
+    const void *bias;    /* of the compute type, as the lanes of the panels; or NULL */
+    int activation;
+    int gated; /* half of the vectors of a panel are gates: out = act(gate) * sum */
 } sdpa_linear;
+
+/* The norm of rows; see norm.h.  Arrays are (rows, size). */
+typedef struct {
+    sdpa_array x, out;
+    sdpa_array residual, sum; /* where there is one: it is added to x, and the sum is written */
+    int64_t rows, size;
+    const void *weight, *bias; /* of the compute type, filled up to 16 numbers; or NULL */
+    double eps;
+    int centred; /* whether the mean is taken off */
+} sdpa_norm;
 
 /* One stage of the algorithm on the current block (or at the start or end) of a task. */
 typedef void (*sdpa_stage)(const sdpa_input *, sdpa_task *);
@@ -264,8 +279,9 @@ typedef struct sdpa_kernel {
 
     /* Projections: NULL for few rows. */
     int linear_tile; /* rows of x in one */
-    void (*pack_weights)(const sdpa_array *weight, int64_t outs, int64_t ins, void *packed);
+    void (*pack_panel)(const sdpa_array *weight, int64_t outs, int64_t ins, int lane, void *panel);
     void (*linear)(const sdpa_linear *, int64_t row, int rows, int64_t panel, void *scratch, int64_t *copied);
+    void (*norm)(const sdpa_norm *, int64_t row, int64_t rows, void *scratch);
 } sdpa_kernel;
 
 /* What the arithmetic is made for: real numbers, or Q, K and V that all are bfloat16. */

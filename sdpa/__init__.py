@@ -13,6 +13,8 @@ from ._attention.packed import attention_varlen
 from ._cache.kv import KVCache
 from ._cache.paged import PagedKVCache
 from ._layer.layer import MultiHeadAttention
+from ._layer.linear import FeedForward, Linear
+from ._layer.norm import layer_norm, rms_norm
 from ._layer.rotary import rotary
 from ._runtime.kernels import build_info, kernels
 
@@ -24,8 +26,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Explanation",
+    "FeedForward",
     "Gradients",
     "KVCache",
+    "Linear",
     "MultiHeadAttention",
     "PagedKVCache",
     "additive_attention",
@@ -38,9 +42,11 @@ __all__ = [
     "explain",
     "kernels",
     "lab",
+    "layer_norm",
     "merge",
     "models",
     "reference",
+    "rms_norm",
     "rotary",
     "scaled_dot_product_attention",
 ]

@@ -154,18 +154,53 @@ def takes_rotated(out: NDArray[Any], x: NDArray[Any], positions: NDArray[Any] | 
 def all_below(numbers: NDArray[np.float64], limit: float) -> bool: ...
 def split_heads(rows: NDArray[Any], first: int, heads: int, size: int) -> NDArray[Any]: ...
 def join_heads(heads: NDArray[Any]) -> NDArray[Any]: ...
-def pack_weights(
-    kernel: Kernel, weight: NDArray[Any], bias: NDArray[Any] | None
-) -> tuple[NDArray[np.uint8], NDArray[Any] | None]: ...
+
+ACTIVATIONS: dict[str | None, int]
+
+@final
+class Panels:
+    @property
+    def kernel(self) -> Kernel: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def outs(self) -> int: ...
+    @property
+    def ins(self) -> int: ...
+    @property
+    def gated(self) -> bool: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __init__(
+        self,
+        kernel: Kernel,
+        dtype: np.dtype[Any],
+        weight: NDArray[Any],
+        bias: NDArray[Any] | None,
+        gate: NDArray[Any] | None,
+        gate_bias: NDArray[Any] | None,
+    ) -> None: ...
+    def weight(self, gate: bool = False) -> NDArray[Any]: ...
+
 def linear(
-    kernel: Kernel,
+    panels: Panels,
     x: NDArray[Any],
-    packed: NDArray[np.uint8],
-    bias: NDArray[Any] | None,
-    outs: int,
-    dtype: np.dtype[Any],
+    out: NDArray[Any] | None,
+    residual: NDArray[Any] | None,
+    activation: int,
     threads: int | None,
 ) -> NDArray[Any]: ...
+def norm(
+    x: NDArray[Any],
+    weight: NDArray[Any] | None,
+    bias: NDArray[Any] | None,
+    eps: float,
+    centred: bool,
+    residual: NDArray[Any] | None,
+    out: NDArray[Any] | None,
+    kernel: Kernel,
+    threads: int | None,
+) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]: ...
 
 @final
 class Operand:

@@ -15,6 +15,7 @@ include "_core/attention.pxi"   # the algorithm
 include "_core/backward.pxi"    # the algorithm of the gradients
 include "_core/linear.pxi"      # projections
 include "_core/heads.pxi"       # heads side by side in rows
+include "_core/norm.pxi"        # norms of rows
 include "_core/rotary.pxi"      # rotary embedding
 include "_core/quantise.pxi"    # int8 for caches
 include "_core/cache.pxi"       # what appends change in a KVCache

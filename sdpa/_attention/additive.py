@@ -80,9 +80,9 @@ def additive_attention(
 def _project(array, weight, threads, dtype):
     """(..., heads, rows, A) of (..., heads, rows, D)."""
     if weight.ndim == 2:
-        return Linear(weight)(array, threads, dtype)
+        return Linear(weight).apply(array, threads, dtype)
     array = array[(None,) * (3 - array.ndim)]
-    each = [Linear(w)(array[..., head, :, :], threads, dtype) for head, w in enumerate(weight)]
+    each = [Linear(w).apply(array[..., head, :, :], threads, dtype) for head, w in enumerate(weight)]
     return np.stack(each, axis=-3) if each else np.empty((*array.shape[:-1], weight.shape[-2]), dtype)
 
 

@@ -95,12 +95,23 @@ cdef extern from "sdpa.h" nogil:
         sdpa_task task
         sdpa_backward_scratch scratch
 
+    int SDPA_IDENTITY, SDPA_RELU, SDPA_GELU, SDPA_GELU_TANH, SDPA_SILU
+
     ctypedef struct sdpa_linear:
-        sdpa_array x, out
+        sdpa_array x, out, residual
         int64_t rows, ins, outs
         int block_rows
         const void *weights
         const void *bias
+        int activation, gated
+
+    ctypedef struct sdpa_norm:
+        sdpa_array x, out, residual, sum
+        int64_t rows, size
+        const void *weight
+        const void *bias
+        double eps
+        int centred
 
     ctypedef void (*sdpa_stage)(const sdpa_input *, sdpa_task *) noexcept nogil
     ctypedef void (*sdpa_backward_stage)(const sdpa_backward_input *, sdpa_backward_task *) noexcept nogil
@@ -119,9 +130,10 @@ cdef extern from "sdpa.h" nogil:
         int (*needs_care)(const sdpa_input *, const sdpa_task *) noexcept nogil
         sdpa_backward_stage write_query_gradient, write_key_gradients
         int linear_tile
-        void (*pack_weights)(const sdpa_array *, int64_t outs, int64_t ins, void *packed) noexcept nogil
+        void (*pack_panel)(const sdpa_array *, int64_t outs, int64_t ins, int lane, void *panel) noexcept nogil
         void (*linear)(
             const sdpa_linear *, int64_t row, int rows, int64_t panel, void *scratch, int64_t *copied) noexcept nogil
+        void (*norm)(const sdpa_norm *, int64_t row, int64_t rows, void *scratch) noexcept nogil
 
     ctypedef struct sdpa_isa:
         const char *name

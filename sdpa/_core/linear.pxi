@@ -1,4 +1,5 @@
 # Projections, y = x W^T + bias (csrc/layer/linear.h).  Part of _core.pyx.
+cimport cython
 cimport numpy as cnp
 from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
@@ -19,95 +20,150 @@ cdef const sdpa_kernel *linear_kernel(Kernel kernel, int dtype) noexcept:
     return kernel.isa.kernel[purpose][0]
 
 
-cdef int64_t panels_of(const sdpa_kernel *kernel, int64_t outs) noexcept nogil:
-    return (outs + kernel.rows - 1) // kernel.rows
-
-
-cdef int64_t panel_bytes(const sdpa_kernel *kernel, int64_t ins) noexcept nogil:
-    return kernel.rows * ((ins + kernel.step - 1) // kernel.step) * kernel.real_bytes
-
-
 cdef struct pack_call:
     sdpa_array weight
-    const sdpa_kernel *kernel
-    int64_t outs, ins
+    const sdpa_kernel *table
+    int64_t outs, ins, panel_bytes
+    int lane, width
     char *to
 
 
 cdef void pack_panel(const void *of, int64_t panel, char *scratch) noexcept nogil:
     cdef const pack_call *call = <const pack_call *>of
-    cdef int64_t first = panel * call.kernel.rows
+    cdef int64_t first = panel * call.width
     cdef sdpa_array weight = place(&call.weight, 0, 0, first)
-    call.kernel.pack_weights(&weight, min(<int64_t>call.kernel.rows, call.outs - first), call.ins,
-                             call.to + panel * panel_bytes(call.kernel, call.ins))
+    call.table.pack_panel(&weight, min(<int64_t>call.width, call.outs - first), call.ins, call.lane,
+                          call.to + panel * call.panel_bytes)
 
 
-def pack_weights(Kernel kernel not None, cnp.ndarray weight not None, bias):
-    """`weight` (outs, ins), of a dtype of ours, and `bias` (outs) or None as `linear` of this kernel reads them, for a
-    result of that dtype."""
-    cdef sdpa_array array = array_of(weight)
-    cdef const sdpa_kernel *table = linear_kernel(kernel, array.dtype)
-    cdef int64_t outs = cnp.PyArray_DIM(weight, 0), ins = cnp.PyArray_DIM(weight, 1)
-    cdef cnp.ndarray packed = aligned_bytes(panels_of(table, outs) * panel_bytes(table, ins))
-    cdef crew c
-    cdef pack_call call
-    call.weight, call.kernel, call.outs, call.ins, call.to = array, table, outs, ins, cnp.PyArray_BYTES(packed)
-    hire(&c, 1, 0, 0)
-    with nogil:
-        share(&c, pack_panel, &call, panels_of(table, outs), EQUALLY, 1, 16 * table.rows * ins)
-    dismiss(&c)
-    if bias is None:
-        return packed, None
-    filled = np.zeros(panels_of(table, outs) * table.rows, np.float64 if table.real_bytes == 8 else np.float32)
-    filled[:outs] = bias
-    return packed, filled
+@cython.final
+cdef class Panels:
+    """W (outs, ins) and its bias, for results of one dtype, as the kernel reads them: see csrc/layer/linear.h.  Where
+    there is a gate, which is another W of that shape, a panel holds as many features of both."""
+    cdef readonly Kernel kernel
+    cdef readonly object dtype
+    cdef readonly int64_t outs, ins
+    cdef readonly bint gated
+    cdef const sdpa_kernel *table
+    cdef cnp.ndarray numbers  # [panels][bytes of one]
+    cdef cnp.ndarray bias  # [panels][lanes], or None
+    cdef int width  # features in a panel
+    cdef int64_t count
+
+    def __init__(self, Kernel kernel not None, dtype, cnp.ndarray weight not None, bias, cnp.ndarray gate, gate_bias):
+        """Of `dtype`, which is one of ours, and so are the weights."""
+        cdef int64_t panel_bytes
+        self.kernel, self.dtype, self.gated = kernel, dtype, gate is not None
+        self.outs, self.ins = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
+        self.table = linear_kernel(kernel, code_of(dtype.num))
+        self.width = self.table.rows // (2 if self.gated else 1)
+        self.count = (self.outs + self.width - 1) // self.width
+        panel_bytes = self.table.rows * ((self.ins + self.table.step - 1) // self.table.step) * self.table.real_bytes
+        self.numbers = aligned_bytes(self.count, panel_bytes)
+        self.pack(weight, self.width if self.gated else 0)
+        if self.gated:
+            self.pack(gate, 0)
+        if bias is not None or gate_bias is not None:
+            self.bias = np.zeros((self.count, self.table.rows), self.real())
+            self.put_bias(bias, self.width if self.gated else 0)
+            self.put_bias(gate_bias, 0)
+
+    cdef int pack(self, cnp.ndarray weight, int lane) except -1:
+        cdef crew c
+        cdef pack_call call
+        with np.errstate(all="ignore"):
+            rounded = weight.astype(self.dtype, copy=False)
+        call.weight, call.table, call.outs, call.ins = array_of(rounded), self.table, self.outs, self.ins
+        call.lane, call.width, call.to = lane, self.width, cnp.PyArray_BYTES(self.numbers)
+        call.panel_bytes = cnp.PyArray_DIM(self.numbers, 1)
+        hire(&c, 1, 0, 0)
+        with nogil:
+            share(&c, pack_panel, &call, self.count, EQUALLY, 1, 16 * self.width * self.ins)
+        return dismiss(&c)
+
+    cdef int put_bias(self, bias, int lane) except -1:
+        if bias is not None:
+            padded = np.zeros(self.count * self.width, self.bias.dtype)
+            with np.errstate(all="ignore"):
+                padded[:self.outs] = bias
+            self.bias[:, lane : lane + self.width] = padded.reshape(self.count, self.width)
+        return 0
+
+    cdef object real(self):
+        """The compute type."""
+        return np.float64 if self.table.real_bytes == 8 else np.float32
+
+    @property
+    def nbytes(self):
+        return self.numbers.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def weight(self, bint gate=False):
+        """W, or the gate, as it was packed."""
+        cdef int lane = self.width if self.gated and not gate else 0
+        step = self.table.step
+        numbers = self.numbers.view(self.dtype if step > 1 else self.real())
+        lanes = numbers.reshape(self.count, -1, self.table.rows, step)[:, :, lane : lane + self.width]
+        rows = lanes.transpose(0, 2, 1, 3).reshape(self.count * self.width, -1)
+        return np.ascontiguousarray(rows[:self.outs, :self.ins], self.dtype)
 
 
-cdef cnp.ndarray aligned_bytes(int64_t size):
-    """`size` bytes that begin with a cache line."""
-    room = np.empty(size + 63, np.uint8)
+cdef cnp.ndarray aligned_bytes(int64_t count, int64_t size):
+    """`count` times `size` bytes of 0 that begin with a cache line."""
+    room = np.zeros(count * size + 63, np.uint8)
     begin = -<int64_t><uintptr_t>cnp.PyArray_DATA(room) & 63
-    return room[begin : begin + size]
+    return room[begin : begin + count * size].reshape(count, size)
 
 
 cdef struct linear_call:
     sdpa_linear sizes
-    const sdpa_kernel *kernel
+    const sdpa_kernel *table
     int64_t panels
 
 
+ACTIVATIONS = {
+    None: SDPA_IDENTITY, "relu": SDPA_RELU, "gelu": SDPA_GELU, "gelu_tanh": SDPA_GELU_TANH, "silu": SDPA_SILU,
+}
+
+
 def linear(
-    Kernel kernel not None, cnp.ndarray x not None, cnp.ndarray packed not None, cnp.ndarray bias, int64_t outs, dtype,
-    threads,
+    Panels panels not None, cnp.ndarray x not None, cnp.ndarray out, cnp.ndarray residual, int activation, threads
 ):
-    """x (..., ins) W^T + bias, (..., outs) of `dtype`, which is that of x or a wider one.  W is packed for it; `bias`
-    is what pack_weights gave.  `threads` as the caller of the library gave it."""
+    """act(x W^T + bias) + residual, or act(gate x) * (W x + bias) + residual; x (..., ins) gives (..., outs), of the
+    dtype that the panels are for, which is that of x or a wider one.  `out` and `residual` have the shape of the
+    result.  `threads` as the caller of the library gave it."""
     cdef crew c
     cdef linear_call call
     cdef sdpa_linear *sizes = &call.sizes
+    cdef const sdpa_kernel *table = panels.table
     cdef cnp.npy_intp shape[MOST_LEADING + 3]
     cdef int last = cnp.PyArray_NDIM(x) - 1, count = 1
-    cdef cnp.ndarray rows, out
-    cdef const sdpa_kernel *table
     cdef int64_t units
-    memcpy(shape, cnp.PyArray_DIMS(x), last * sizeof(cnp.npy_intp))
-    shape[last] = outs
-    out = cnp.PyArray_EMPTY(last + 1, shape, dtype.num, 0)
-    sizes.ins, sizes.outs = cnp.PyArray_DIM(x, last), outs
-    sizes.rows = cnp.PyArray_SIZE(out) // outs if outs else 0
-    rows = x if last == 1 or cnp.PyArray_IS_C_CONTIGUOUS(x) else x.reshape(sizes.rows, sizes.ins)
-    sizes.x, sizes.out = rows_of_all(rows), rows_of_all(out)
-    table = linear_kernel(kernel, sizes.out.dtype)
-    call.kernel, call.panels = table, panels_of(table, outs)
-    sizes.weights = cnp.PyArray_DATA(packed)
-    sizes.bias = NULL if bias is None else cnp.PyArray_DATA(bias)
-    if threads is not None or <double>sizes.ins * outs * (sizes.rows + LINEAR_READING) >= LINEAR_SMALL:
+    cdef double products
+    if out is not None and not has_even_rows(out):
+        (<object>out)[...] = linear(panels, x, None, residual, activation, threads)
+        return out
+    if out is None:
+        memcpy(shape, cnp.PyArray_DIMS(x), last * sizeof(cnp.npy_intp))
+        shape[last] = panels.outs
+        out = cnp.PyArray_EMPTY(last + 1, shape, panels.dtype.num, 0)
+    sizes.ins, sizes.outs = panels.ins, panels.outs
+    sizes.rows = cnp.PyArray_SIZE(out) // sizes.outs if sizes.outs else 0
+    x = with_even_rows(x)
+    sizes.x, sizes.out, sizes.residual.data = rows_of_all(x), rows_of_all(out), NULL
+    if residual is not None:
+        residual = with_even_rows(residual)
+        sizes.residual = rows_of_all(residual)
+    sizes.weights = cnp.PyArray_DATA(panels.numbers)
+    sizes.bias = NULL if panels.bias is None else cnp.PyArray_DATA(panels.bias)
+    sizes.activation, sizes.gated = activation, panels.gated
+    call.table, call.panels = table, panels.count
+    products = <double>sizes.ins * sizes.outs * (sizes.rows + LINEAR_READING) * (2 if panels.gated else 1)
+    if threads is not None or products >= LINEAR_SMALL:
         count = threads_of(threads)
-    if <double>sizes.ins * outs * (sizes.rows + LINEAR_READING) < LINEAR_SMALL:
-        count = 1
     units = cut_rows(sizes, table.linear_tile) * call.panels
     # A cache line that says what is copied; the sums of a block; its rows converted.
-    hire(&c, count, 64 + <size_t>sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64) * table.real_bytes, 0)
+    hire(&c, count if products >= LINEAR_SMALL else 1,
+         64 + <size_t>sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64) * table.real_bytes, 0)
     with nogil:
         # Neighbours go to one thread, which finds the rows in its cache.  Two that write neighbouring panels take cache
         # lines from each other.
@@ -116,15 +172,37 @@ def linear(
     return out
 
 
+cdef bint has_even_rows(cnp.ndarray array) noexcept:
+    """Whether one stride leads from each row (the last axis) to the next."""
+    cdef int axis
+    cdef ptrdiff_t step = 0
+    cdef bint first = True
+    for axis in range(cnp.PyArray_NDIM(array) - 2, -1, -1):
+        if cnp.PyArray_DIM(array, axis) == 1:
+            continue
+        if not first and cnp.PyArray_STRIDE(array, axis) != step:
+            return False
+        step, first = cnp.PyArray_STRIDE(array, axis) * cnp.PyArray_DIM(array, axis), False
+    return True
+
+
+cdef cnp.ndarray with_even_rows(cnp.ndarray array):
+    return array if has_even_rows(array) else array.copy()
+
+
 cdef sdpa_array rows_of_all(cnp.ndarray array) except *:
-    """(rows, columns), in C order if there are more axes than these."""
+    """(rows, columns)."""
     cdef sdpa_array a
-    cdef int last = cnp.PyArray_NDIM(array) - 1
+    cdef int axis = cnp.PyArray_NDIM(array) - 1
     a.data, a.dtype = cnp.PyArray_BYTES(array), code_of(cnp.PyArray_TYPE(array))
     a.itemsize = <int>cnp.PyArray_ITEMSIZE(array)
-    a.batch, a.head, a.batches = 0, 0, NULL
-    a.column = cnp.PyArray_STRIDE(array, last)
-    a.row = cnp.PyArray_STRIDE(array, 0) if last == 1 else cnp.PyArray_DIM(array, last) * a.itemsize
+    a.batch, a.head, a.batches, a.row = 0, 0, NULL, 0
+    a.column = cnp.PyArray_STRIDE(array, axis)
+    while axis > 0:
+        axis -= 1
+        if cnp.PyArray_DIM(array, axis) != 1:
+            a.row = cnp.PyArray_STRIDE(array, axis)
+            break
     return a
 
 
@@ -141,4 +219,4 @@ cdef void run_linear(const void *of, int64_t unit, char *scratch) noexcept nogil
     cdef const sdpa_linear *sizes = &call.sizes
     cdef int64_t row = unit // call.panels * sizes.block_rows
     cdef int rows = <int>min(<int64_t>sizes.block_rows, sizes.rows - row)
-    call.kernel.linear(sizes, row, rows, unit % call.panels, scratch + 64, <int64_t *>scratch)
+    call.table.linear(sizes, row, rows, unit % call.panels, scratch + 64, <int64_t *>scratch)

@@ -87,7 +87,7 @@ def _project(layer, first, last, rows, threads):
     linear = layer._in.get((first, last))
     if linear is None:
         linear = layer._in[first, last] = _linear(layer, first, last)
-    result = linear(rows, threads)
+    result = linear.apply(rows, threads)
     begin = layer._ends[first]
     return [_core.split_heads(result, at - begin, count, size) for at, count, size in layer._heads[first:last]]
 

@@ -246,13 +246,13 @@ class MultiHeadAttention:
             place.check_weights()
         query, key, value = heads(self, x, context, value_context, threads)
         if self._norm is not None:
-            self._norm.apply(query, key)
+            self._norm.apply(query, key, threads)
         if self._turns is not None:
             key = turn_heads(self, query, key, place, context is None, positions, q_offset, threads)
         place.append(key, value)
         try:
             out, weights = attend(query, place, self._extra, return_weights, options)
-            out = self._out(_core.join_heads(out), threads)
+            out = self._out.apply(_core.join_heads(out), threads)
         except BaseException:
             place.undo()
             raise

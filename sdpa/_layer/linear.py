@@ -1,38 +1,213 @@
-"""Projections, y = x W^T + bias, by the kernels of this library.
+"""Projections, by kernels of this library: a layer of weights, and a network of two of them.
 
-NumPy's BLAS could compute them in float32 and float64, but its idle threads go on spinning and take the cores from our
-threads (csrc/README.md has the numbers), and it has no half types.
+NumPy's BLAS would do the products for float32 and float64, but its idle threads go on spinning and take the cores from
+ours (csrc/README.md has the numbers), and it knows no half types.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from .. import _core
+from .._checks import check_out
 from .._runtime import kernels
+from .._runtime import threads as _threads
 
 
 class Linear:
-    """A projection by W (outs, ins) and bias (outs) or None, which must not change afterwards.
+    """activation(x W^T + bias) + residual.
 
-    The dtype of x is float16, bfloat16, float32 or float64, which the caller has checked.  The first call with a result
-    of some dtype rounds W to that dtype and lays it out for the kernel.  Sums are float32, or float64 for float64, and
-    are rounded once.
+    Weights are laid out for the kernel once for each dtype of results, at the first call with such an x; then those
+    that were given are no longer needed, if they have that dtype.  They must not change until then.
+
+    Parameters
+    ----------
+    weight : (outs, ins), as in PyTorch; of any float dtype.  It is rounded to the dtype of x.
+    bias : (outs), or None.
+    activation : None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
+    threads : default of that option of calls.
+
+    >>> import numpy as np, sdpa
+    >>> linear = sdpa.Linear(np.float32([[1, 0], [0, -1]]), bias=np.float32([0, 1]), activation="relu")
+    >>> linear(np.float32([[3, 5]]), residual=np.float32([[10, 20]]))
+    array([[13., 20.]], dtype=float32)
     """
 
-    def __init__(self, weight, bias=None):
-        self.weight, self.bias = weight, bias
-        self._packed = {}  # (kernel, dtype): W and bias as the kernel reads them
+    def __init__(
+        self, weight: ArrayLike, bias: ArrayLike | None = None, *, activation: str | None = None,
+        threads: int | None = None,
+    ) -> None:  # fmt: skip
+        self._begin([matrix("weight", weight)], [("bias", bias)], activation, threads)
 
-    def __call__(self, x, threads=None, dtype=None):
-        """The projection (..., outs) of x (..., ins), in the dtype of x, or in a wider `dtype`."""
+    def _begin(self, weights, biases, activation, threads):
+        """The weights W, or W and its gate; of their biases the names, too."""
+        self.outs, self.ins = weights[0].shape
+        self._weights = weights  # None once they are packed without a loss
+        self._biases = [vector(name, bias, self.outs) for name, bias in biases]
+        if activation is not None and activation not in _core.ACTIVATIONS:
+            names = ", ".join(repr(name) for name in _core.ACTIVATIONS)
+            raise ValueError(f"activation is {activation!r}: it must be one of {names}")
+        self.activation, self._activation = activation, _core.ACTIVATIONS[activation]
+        _threads.count(threads)
+        self.threads = threads
+        self._packed = {}  # Panels by (kernel, dtype)
+
+    def __call__(
+        self, x: ArrayLike, *, residual: ArrayLike | None = None, out: NDArray[Any] | None = None,
+        threads: int | None = None,
+    ) -> NDArray[Any]:  # fmt: skip
+        """x (..., ins) gives (..., outs).
+
+        x : float16, bfloat16 (of ml_dtypes), float32 or float64, in any layout.  The result has its dtype; sums are
+            float32 at least, and rounded once, with all that is added to them.
+        residual : as the result: added to it.
+        out : the array to fill and return: `residual` itself, or one that overlaps no input.  One of a wider dtype than
+            x takes the sums unrounded.
+        threads : default that of the layer.
+        """
+        x = _core.float_array("x", x, 1)
+        if x.shape[-1] != self.ins:
+            raise ValueError(f"x has shape {x.shape}: the last axis must be {self.ins}, as weight has columns")
+        shape = (*x.shape[:-1], self.outs)
+        if residual is not None:
+            residual = _core.float_array("residual", residual, 1)
+            if residual.shape != shape:
+                raise ValueError(f"residual has shape {residual.shape}: it must be that of the result, {shape}")
+        if out is not None:
+            check_out(out, shape, x.dtype, {"x": x, "residual": None if out is residual else residual})
+        return self.apply(
+            x, self.threads if threads is None else threads, None if out is None else out.dtype, out, residual
+        )
+
+    def apply(self, x, threads, dtype=None, out=None, residual=None):
+        """The same of checked arguments; the result has the dtype of x, or a wider one."""
+        panels = self._panels(x.dtype if dtype is None else dtype)
+        return _core.linear(panels, x, out, residual, self._activation, threads)
+
+    @property
+    def weight(self) -> NDArray[Any]:
+        """(outs, ins): what was given, or once that is not needed any more, a copy."""
+        return self._sources()[0]
+
+    @property
+    def bias(self) -> NDArray[Any] | None:
+        return self._biases[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights and biases, in all forms in which they are kept."""
+        kept = [*(self._weights or []), *(bias for bias in self._biases if bias is not None)]
+        return sum(array.nbytes for array in kept) + sum(panels.nbytes for panels in self._packed.values())
+
+    def _panels(self, dtype):
         kernel = kernels.default
-        dtype = x.dtype if dtype is None else dtype
-        packed = self._packed.get((kernel, dtype))
-        if packed is None:
-            packed = self._packed[kernel, dtype] = self._pack(kernel, dtype)
-        return _core.linear(kernel, x, *packed, len(self.weight), dtype, threads)
+        panels = self._packed.get((kernel, dtype))
+        return self._pack(kernel, dtype) if panels is None else panels
 
     def _pack(self, kernel, dtype):
-        if self.weight.dtype == dtype and self.bias is None:
-            return _core.pack_weights(kernel, self.weight, None)
-        with np.errstate(all="ignore"):
-            return _core.pack_weights(kernel, self.weight.astype(dtype, copy=False), self.bias)
+        sources = self._sources()
+        (weight, gate), (bias, gate_bias) = [*sources, None][:2], [*self._biases, None][:2]
+        panels = self._packed[kernel, dtype] = _core.Panels(kernel, dtype, weight, bias, gate, gate_bias)
+        if all(source.dtype == dtype for source in sources):
+            self._weights = None
+        return panels
+
+    def _sources(self):
+        weights = self._weights  # asked for once: another thread may set it to None
+        if weights is not None:
+            return weights
+        panels = next(iter(self._packed.values()))  # the first, which holds them without a loss
+        return [panels.weight(), panels.weight(gate=True)] if panels.gated else [panels.weight()]
+
+    def __getstate__(self):
+        """For pickle and copy: weights as they were given, as kernels differ from machine to machine."""
+        return self.__dict__ | {"_weights": self._sources(), "_packed": {}}
+
+    def __repr__(self):
+        parts = [f"{self.ins} to {self.outs}", *([] if self.activation is None else [self.activation])]
+        return f"<sdpa.{type(self).__name__} {', '.join(parts)}>"
+
+
+class GatedLinear(Linear):
+    """activation(x G^T + gate_bias) * (x W^T + bias) + residual."""
+
+    def __init__(self, weight, bias, gate_weight, gate_bias, activation, threads):
+        weights = matrix("up_weight", weight), matrix("gate_weight", gate_weight)
+        if weights[0].shape != weights[1].shape:
+            given = " and ".join(str(array.shape) for array in weights)
+            raise ValueError(f"up_weight and gate_weight have shapes {given}: they must be the same")
+        self._begin(list(weights), [("up_bias", bias), ("gate_bias", gate_bias)], activation, threads)
+
+
+class FeedForward:
+    """down(activation(up(x))), or with a gate down(activation(gate(x)) * up(x)), each a projection with a bias.
+
+    The gate and up are one product, and what they give is rounded to the dtype of x.
+
+    Parameters
+    ----------
+    up_weight, down_weight : (hidden, ins) and (outs, hidden), as in PyTorch.
+    gate_weight : (hidden, ins): SwiGLU with activation="silu", GeGLU with "gelu".
+    up_bias, gate_bias, down_bias : (hidden), (hidden) and (outs), or None.
+    activation : None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
+    threads : default of that option of calls.
+    """
+
+    def __init__(
+        self, up_weight: ArrayLike, down_weight: ArrayLike, *, gate_weight: ArrayLike | None = None,
+        up_bias: ArrayLike | None = None, gate_bias: ArrayLike | None = None, down_bias: ArrayLike | None = None,
+        activation: str | None = "gelu", threads: int | None = None,
+    ) -> None:  # fmt: skip
+        up, down = matrix("up_weight", up_weight), matrix("down_weight", down_weight)
+        if down.shape[1] != len(up):
+            raise ValueError(
+                f"up_weight has shape {up.shape} and down_weight {down.shape}: down_weight must have as many columns "
+                "as up_weight has rows"
+            )
+        if gate_weight is None and gate_bias is not None:
+            raise ValueError("gate_bias is given and gate_weight is not: there must be both, or none")
+        if gate_weight is None:
+            self._up = Linear(up, vector("up_bias", up_bias, len(up)), activation=activation, threads=threads)
+        else:
+            self._up = GatedLinear(up, up_bias, gate_weight, gate_bias, activation, threads)
+        self._down = Linear(down, vector("down_bias", down_bias, len(down)), threads=threads)
+        self.ins, self.hidden, self.outs = self._up.ins, self._up.outs, self._down.outs
+        self.activation, self.threads = activation, threads
+
+    def __call__(self, x: ArrayLike, *, residual: ArrayLike | None = None, threads: int | None = None) -> NDArray[Any]:
+        """x (..., ins) gives (..., outs), of its dtype; `residual`, which has that shape, is added."""
+        x = _core.float_array("x", x, 1)
+        if residual is not None and np.shape(residual) != (*x.shape[:-1], self.outs):
+            raise ValueError(
+                f"residual has shape {np.shape(residual)}: it must be that of the result, {(*x.shape[:-1], self.outs)}"
+            )
+        hidden = self._up(x, threads=threads)
+        return self._down(hidden, residual=residual, threads=threads)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights and biases, in all forms in which they are kept."""
+        return self._up.nbytes + self._down.nbytes
+
+    def __repr__(self):
+        gate = ", gated" if isinstance(self._up, GatedLinear) else ""
+        return f"<sdpa.FeedForward {self.ins} to {self.hidden} to {self.outs}, {self.activation}{gate}>"
+
+
+def matrix(name, given):
+    array = _core.float_array(name, given, 0)
+    if array.ndim != 2:
+        raise ValueError(f"{name} has shape {array.shape}: it must have two axes, (outs, ins)")
+    return array
+
+
+def vector(name, given, size):
+    if given is None:
+        return None
+    array = _core.float_array(name, given, 0)
+    if array.shape != (size,):
+        raise ValueError(f"{name} has shape {array.shape}: it must be ({size},), as the weight has rows")
+    return array

@@ -6,6 +6,7 @@ import numpy as np
 
 from .. import _core
 from .._checks import flag, sum_dtype
+from .._runtime import kernels
 from .rotary import turns_of
 
 ROTARY = ("base", "interleaved", "dim")
@@ -107,16 +108,10 @@ class Norm:
             for name, weight in weights.items()
         )
 
-    def apply(self, query, key):
+    def apply(self, query, key, threads):
         """Norm query and key (..., D) in place."""
         for heads, weight in ((query, self.query), (key, self.key)):
-            wide = sum_dtype(heads.dtype)
-            with np.errstate(all="ignore"):
-                x = heads.astype(wide)
-                if self.center:
-                    x -= x.mean(axis=-1, keepdims=True)
-                x /= np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + wide.type(self.eps))
-                heads[...] = x if weight is None else x * weight.astype(wide, copy=False)
+            _core.norm(heads, weight, None, self.eps, self.center, None, heads, kernels.default, threads)
 
 
 def _eps(given):

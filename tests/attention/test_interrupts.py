@@ -96,7 +96,8 @@ assert out[0, 0, 0, 0] == 127 and out[0, 0, -1, 0] == 0
 """,
     "packing": """
 weight, packed = np.broadcast_to(np.float32(1), (1 << 18, 2048)), []
-print(stopped(lambda: packed.append(_core.pack_weights(sdpa._runtime.kernels.default, weight, None))), works())
+kernel = sdpa._runtime.kernels.default
+print(stopped(lambda: packed.append(_core.Panels(kernel, weight.dtype, weight, None, None, None))), works())
 assert not packed
 """,
 }

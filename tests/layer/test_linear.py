@@ -1,4 +1,7 @@
-"""Projections: every kernel against NumPy in float64."""
+"""Projections, with all that is applied to their sums, and feed-forward blocks: every kernel against the oracle."""
+
+import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ from support.accuracy import eps
 from support.draw import HALF, WIDE, float16, float32, float64, inf, nan
 from support.kernels import on_kernels
 
-from sdpa._layer.linear import Linear
+from sdpa import FeedForward, Linear, reference
 
 # (rows, ins, outs): sizes around a tile (6), a panel (64 and less), a block of rows (120), a sum (128 steps)
 SHAPES = [
@@ -43,7 +46,7 @@ def assert_accurate(y, x, weight, bias):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_against_numpy(kernel, dtype, shape, threads):
     x, weight, bias = draw(*shape, dtype)
-    assert_accurate(Linear(weight, bias)(x, threads), x, weight, bias)
+    assert_accurate(Linear(weight, bias)(x, threads=threads), x, weight, bias)
 
 
 @on_kernels(WIDE, HALF)
@@ -75,10 +78,10 @@ def test_strides_change_no_bit(kernel, dtype):
 def test_other_rows_and_threads_change_no_bit(kernel, dtype):
     x, weight, bias = draw(250, 200, 150, dtype)
     layer = Linear(weight, bias)
-    expected = layer(x, 1)
-    np.testing.assert_array_equal(layer(x, 3), expected)
+    expected = layer(x, threads=1)
+    np.testing.assert_array_equal(layer(x, threads=3), expected)
     for rows in (slice(0, 1), slice(3, 10), slice(119, 250)):
-        np.testing.assert_array_equal(layer(x[rows], 2), expected[rows])
+        np.testing.assert_array_equal(layer(x[rows], threads=2), expected[rows])
 
 
 @on_kernels(WIDE, HALF)
@@ -125,3 +128,169 @@ def test_inputs_may_be_read_only():
     for array in (x, weight, bias):
         array.flags.writeable = False
     assert_accurate(Linear(weight, bias)(x), x, weight, bias)
+
+
+# Activations, residuals, gates.
+
+ACTIVATIONS = [None, "relu", "gelu", "gelu_tanh", "silu"]
+
+
+def sum_eps(dtype):
+    return float(np.finfo(float64 if dtype == float64 else float32).eps)
+
+
+def assert_close(y, exact, size, dtype, terms=16):
+    """Within a rounding of the result, and some of sums whose terms have that size altogether."""
+    assert y.dtype == dtype and y.shape == exact.shape
+    error = np.abs(y.astype(float64) - exact)
+    assert (error <= eps(dtype) * np.abs(exact) + terms * sum_eps(dtype) * size).all()
+
+
+@on_kernels(WIDE, HALF)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_of_single_numbers(kernel, dtype, activation):
+    """Within two roundings of the argument, far out, too; the kernels compute with vectors of up to 16."""
+    x = np.concatenate([np.linspace(-12, 12, 999), [-100, -1e-3, 0, 1e-3, 100, 1e4]]).astype(dtype)[:, None]
+    exact = reference.Linear(np.ones((1, 1)), activation=activation)(x)
+    y = Linear(np.ones((1, 1), dtype), activation=activation)(x)
+    error = np.abs(y.astype(float64) - exact)
+    assert (error <= eps(dtype) * np.abs(exact) + 2 * sum_eps(dtype) * np.abs(x.astype(float64))).all()
+    assert not np.signbit(y[x.astype(float64) > 0]).any()
+
+
+@on_kernels(WIDE, HALF)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_of_what_is_no_number(kernel, dtype, activation):
+    x = np.array([[nan], [inf]], dtype)
+    y = Linear(np.ones((1, 1), dtype), activation=activation)(x)
+    assert np.isnan(y[0, 0]) and y[1, 0] == inf
+    if activation in (None, "relu"):
+        assert Linear(np.ones((1, 1), dtype), activation=activation)(-x)[1, 0] == (-inf if activation is None else 0)
+
+
+@on_kernels(WIDE, HALF)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(1, 3, 5), (7, 33, 130), (121, 64, 16)], ids=str)
+def test_with_bias_activation_and_residual(kernel, dtype, activation, shape):
+    x, weight, bias = draw(*shape, dtype)
+    residual = np.random.default_rng(3).standard_normal((shape[0], shape[2])).astype(dtype)
+    y = Linear(weight, bias, activation=activation)(x, residual=residual, threads=2)
+    exact = reference.Linear(weight, bias, activation=activation)(x, residual=residual)
+    size = exact_size(x, weight, bias) + np.abs(residual.astype(float64))
+    assert_close(y, exact, size, dtype)
+
+
+def exact_size(x, weight, bias):
+    return exact(*map(np.abs, (x, weight, bias)))
+
+
+@on_kernels(WIDE, HALF)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("hidden", [1, 31, 32, 100])
+def test_feed_forward(kernel, dtype, activation, gated, hidden):
+    x, up, up_bias = draw(9, 24, hidden, dtype)
+    _, gate, gate_bias = draw(9, 24, hidden, dtype, seed=1)
+    _, down, down_bias = draw(1, hidden, 40, dtype, seed=2)
+    residual = draw(9, 40, 1, dtype, seed=3)[0]
+    gates = dict(gate_weight=gate / 8, gate_bias=gate_bias) if gated else {}
+    options = dict(up_bias=up_bias, down_bias=down_bias, activation=activation) | gates
+    y = FeedForward(up / 8, down / 8, **options)(x, residual=residual)
+    exactly, naive = (
+        reference.FeedForward(up / 8, down / 8, **options)(x, residual=residual, dtype=of)
+        for of in (None, dtype)
+    )  # fmt: skip
+    floor = 20 * max(sum_eps(dtype), eps(dtype) / 8) * np.abs(exactly).max()
+    assert y.dtype == dtype
+    assert np.abs(y.astype(float64) - exactly).max() <= 2 * np.abs(naive.astype(float64) - exactly).max() + floor
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16])
+def test_strides_and_leading_axes(dtype):
+    x, weight, bias = draw(24, 20, 33, dtype)
+    linear = Linear(weight, bias, activation="silu")
+    residual = np.random.default_rng(1).standard_normal((24, 33)).astype(dtype)
+    whole = linear(x, residual=residual)
+    many, more = x.reshape(2, 3, 4, 20), residual.reshape(2, 3, 4, 33)
+    turned = np.ascontiguousarray(many.transpose(1, 3, 0, 2)).transpose(2, 0, 3, 1)
+    out = np.empty((4, 3, 2, 66), dtype).transpose(2, 1, 0, 3)[..., ::-2]
+    assert linear(turned, residual=np.asfortranarray(more), out=out) is out
+    np.testing.assert_array_equal(out, whole.reshape(2, 3, 4, 33))
+    np.testing.assert_array_equal(linear(x[5], residual=residual[5]), whole[5])
+    np.testing.assert_array_equal(linear(x[::-1], residual=residual[::-1]), whole[::-1])
+    assert linear(x[:0]).shape == (0, 33) and Linear(weight[:0])(x).shape == (24, 0)
+    np.testing.assert_array_equal(Linear(weight[:, :0], bias)(x[:, :0]), np.broadcast_to(bias, (24, 33)))
+
+
+def test_out_may_be_the_residual_and_wider():
+    x, weight, bias = draw(7, 20, 33, bfloat16)
+    linear = Linear(weight, bias)
+    residual = np.random.default_rng(1).standard_normal((7, 33)).astype(bfloat16)
+    expected = linear(x, residual=residual)
+    assert linear(x, residual=residual, out=residual) is residual
+    np.testing.assert_array_equal(residual, expected)
+    wide = linear(x, out=np.empty((7, 33), float32))
+    np.testing.assert_array_equal(wide.astype(bfloat16), linear(x))
+    assert np.abs(wide - exact(x, weight, bias)).max() < 1e-4
+
+
+def test_given_weights_are_not_kept_once_they_are_packed():
+    x, weight, bias = draw(7, 20, 33, float32)
+    linear = Linear(weight, bias)
+    assert linear.weight is weight and linear.nbytes == weight.nbytes + bias.nbytes
+    expected = linear(x)
+    assert not np.shares_memory(linear.weight, weight) and linear._weights is None
+    np.testing.assert_array_equal(linear.weight, weight)
+    assert weight.nbytes <= linear.nbytes <= 4 * weight.nbytes  # panels of whole vectors
+    of_half = linear(x.astype(bfloat16))
+    np.testing.assert_array_equal(of_half, Linear(weight, bias)(x.astype(bfloat16)))
+    for twin in (copy.copy(linear), copy.deepcopy(linear), pickle.loads(pickle.dumps(linear))):
+        np.testing.assert_array_equal(twin(x), expected)
+        np.testing.assert_array_equal(twin(x.astype(bfloat16)), of_half)
+
+
+@pytest.mark.parametrize("dtype", [*WIDE.values(), *HALF.values()], ids=[*WIDE, *HALF])
+def test_packed_weights_can_be_read(kernel, dtype):
+    from sdpa._layer.linear import GatedLinear
+
+    x, weight, bias = draw(2, 37, 133, dtype)
+    gate = -weight[::-1]
+    gated = GatedLinear(weight, bias, gate, None, "silu", None)
+    gated(x)
+    assert gated._weights is None
+    for read, given in zip(gated._sources(), (weight, gate)):
+        np.testing.assert_array_equal(read, given)
+
+
+LAYER = dict(weight=np.ones((3, 2), float32))
+WRONG = [
+    (lambda: Linear(np.ones(3)), ValueError, "weight has shape"),
+    (lambda: Linear(np.ones((3, 2), int)), TypeError, "weight has dtype int64"),
+    (lambda: Linear(np.ones((3, 2)), np.ones(2)), ValueError, r"bias has shape \(2,\): it must be \(3,\)"),
+    (lambda: Linear(np.ones((3, 2)), activation="tanh"), ValueError, "activation is 'tanh'"),
+    (lambda: Linear(np.ones((3, 2)), threads=0), ValueError, "threads"),
+    (lambda: Linear(**LAYER)(np.ones((4, 3), float32)), ValueError, "x has shape"),
+    (lambda: Linear(**LAYER)(np.ones((4, 2), int)), TypeError, "x has dtype int64"),
+    (lambda: Linear(**LAYER)(np.float32(1)), ValueError, "x has shape|x has 0|must have at least"),
+    (lambda: Linear(**LAYER)(np.ones((4, 2)), residual=np.ones((4, 2))), ValueError, "residual has shape"),
+    (lambda: Linear(**LAYER)(np.ones((4, 2)), out=np.ones((4, 2))), ValueError, "out has shape"),
+    (lambda: Linear(**LAYER)(np.ones((4, 2)), out=np.ones((4, 3), float32)), ValueError, "out has shape"),
+    (lambda: FeedForward(np.ones((3, 2)), np.ones((2, 2))), ValueError, "down_weight"),
+    (lambda: FeedForward(np.ones((3, 2)), np.ones((2, 3)), gate_bias=np.ones(3)), ValueError, "gate_bias is given"),
+    (lambda: FeedForward(np.ones((3, 2)), np.ones((2, 3)), gate_weight=np.ones((2, 2))), ValueError, "gate_weight"),
+    (lambda: FeedForward(np.ones((3, 2)), np.ones((2, 3)), up_bias=np.ones(2)), ValueError, "up_bias has shape"),
+    (lambda: FeedForward(np.ones((3, 2)), np.ones((2, 3)))(np.ones((4, 2)), residual=np.ones((4, 3))),
+     ValueError, "residual has shape"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "kind", "said"), WRONG, ids=[said for _, _, said in WRONG])
+def test_wrong_arguments(call, kind, said):
+    with pytest.raises(kind, match=said):
+        call()
+
+
+def test_out_that_overlaps_x():
+    x = np.ones((4, 3), float32)
+    with pytest.raises(ValueError, match="out overlaps x"):
+        Linear(np.ones((3, 3), float32))(x, out=x)

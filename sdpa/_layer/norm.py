@@ -1,0 +1,81 @@
+"""Norms of rows, as they stand between the parts of a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import ArrayLike, NDArray
+
+from .. import _core
+from .._checks import check_out, number
+from .._runtime import kernels
+from .._runtime import threads as _threads
+
+
+def layer_norm(
+    x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, *, eps: float = 1e-5,
+    residual: ArrayLike | None = None, out: NDArray[Any] | None = None, threads: int | None = None,
+) -> Any:  # fmt: skip
+    """(y - mean) / sqrt(variance + eps) * weight + bias for each row of y = x + residual, its last axis.
+
+    Parameters
+    ----------
+    x : (..., size), float16, ml_dtypes.bfloat16, float32 or float64.
+    weight, bias : (size), or None.
+    eps : 0 or more.
+    residual : as x; then the result is (norm, x + residual), and so the next layer has both.
+    out : the array for the norm: x or residual itself, or one that overlaps no input.
+    threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
+
+    The result has the dtype of x.  Sums are float32 (float64 for float64), and are rounded once.
+
+    >>> import numpy as np, sdpa
+    >>> sdpa.layer_norm(np.array([[1.0, 3.0]]), eps=0)
+    array([[-1.,  1.]])
+    """
+    return _norm(x, weight, bias, eps, True, residual, out, threads)
+
+
+def rms_norm(
+    x: ArrayLike, weight: ArrayLike | None = None, *, eps: float = 1e-6, residual: ArrayLike | None = None,
+    out: NDArray[Any] | None = None, threads: int | None = None,
+) -> Any:  # fmt: skip
+    """y / sqrt(mean of y**2 + eps) * weight for each row of y = x + residual, its last axis.  Arguments are those of
+    `layer_norm`.
+
+    >>> import numpy as np, sdpa
+    >>> normed, total = sdpa.rms_norm(np.array([[1.0, 0.0]]), eps=0, residual=np.array([[6.0, 1.0]]))
+    >>> normed.round(3), total
+    (array([[1.4, 0.2]]), array([[7., 1.]]))
+    """
+    return _norm(x, weight, None, eps, False, residual, out, threads)
+
+
+def _norm(x, weight, bias, eps, centred, residual, out, threads):
+    x = _core.float_array("x", x, 1)
+    if type(eps) is not float or not 0 <= eps < 1:
+        eps = number("eps", eps)
+        if eps < 0:
+            raise ValueError(f"eps is {eps}: it must be 0 or more")
+    weight, bias = _row("weight", weight, x), _row("bias", bias, x)
+    if residual is not None:
+        residual = _core.float_array("residual", residual, 1)
+        if residual.shape != x.shape:
+            raise ValueError(f"residual has shape {residual.shape}: it must be that of x, {x.shape}")
+    if out is not None:
+        inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+        check_out(
+            out, x.shape, x.dtype, {name: array for name, array in inputs.items() if array is not out}, wider=False
+        )
+    if threads is not None:
+        _threads.count(threads)
+    return _core.norm(x, weight, bias, eps, centred, residual, out, kernels.default, threads)
+
+
+def _row(name, given, x):
+    if given is None:
+        return None
+    array = _core.float_array(name, given, 0)
+    if array.shape != x.shape[-1:]:
+        raise ValueError(f"{name} has shape {array.shape} and x {x.shape}: it must be {x.shape[-1:]}")
+    return array
