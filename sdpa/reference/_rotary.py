@@ -43,14 +43,16 @@ def rotary(
     if cos is None and positions is None:
         raise ValueError("positions is None: without the tables cos and sin it must be given")
     precise = np.promote_types(np.float64, x.dtype)  # of angles: float64 at least
-    own = frequencies if cos is None else cos
+    name, own = ("frequencies", frequencies) if cos is None else ("cos", cos)
+    if own is not None and not np.ndim(own):
+        raise ValueError(f"{name} has shape (): it must have an axis of pairs")
     dim = _dim(dim, x.shape[-1], None if own is None else 2 * np.shape(own)[-1])
     if cos is None:
         if frequencies is None:
             if not 0 < base < np.inf:
                 raise ValueError(f"base is {base}: it must be positive and finite")
             frequencies = precise.type(base) ** -(np.arange(0, dim, 2).astype(precise) / max(dim, 1))
-        frequencies = np.asarray(frequencies).astype(precise)
+        frequencies = numbers("frequencies", frequencies).astype(precise)
         if frequencies.ndim != 1 or not np.isfinite(frequencies).all():
             raise ValueError(f"frequencies are {frequencies}: they must be finite, of one axis")
         angle = places(positions, x.shape, dim // 2, precise) * frequencies
@@ -77,9 +79,16 @@ def _dim(given, size, of_pairs):
     return dim
 
 
+def numbers(name, given):
+    array = np.asarray(given)
+    if array.dtype.kind not in "iuf" and array.dtype.name != "bfloat16":
+        raise TypeError(f"{name} has dtype {array.dtype}: it must hold numbers")
+    return array
+
+
 def table(name, array, positions, shape, pairs):
     """The cos or sin of the rows of an array of `shape`, as an array that broadcasts to (*shape[:-1], pairs)."""
-    array = np.asarray(array)
+    array = numbers(name, array)
     *lead, rows, _ = shape
     if positions is not None:
         positions = places(positions, shape, pairs, np.float64)
@@ -90,8 +99,7 @@ def table(name, array, positions, shape, pairs):
             )
         if positions.size and not 0 <= positions.min() <= positions.max() < len(array):
             raise ValueError(f"positions are {positions}: they must be from 0 to below the {len(array)} rows of {name}")
-        fit(name, array, (len(array), pairs))
-        array = array[positions.astype(np.int64), np.arange(pairs)]
+        array = fit(name, array, (len(array), pairs))[positions.astype(np.int64), np.arange(pairs)]
     elif 2 < array.ndim == len(lead) + 1:
         array = array[..., None, :, :]  # the same for all heads
     return fit(name, array, (*lead, rows, pairs))
@@ -100,10 +108,7 @@ def table(name, array, positions, shape, pairs):
 def places(positions, shape, pairs, dtype):
     """The positions in an array of `shape`, as an array that broadcasts to (*shape[:-1], pairs)."""
     *lead, rows, _ = shape
-    positions = np.asarray(positions)
-    if positions.dtype.kind not in "iuf" and positions.dtype.name != "bfloat16":
-        raise TypeError(f"positions has dtype {positions.dtype}: it must hold numbers")
-    positions = positions.astype(dtype)
+    positions = numbers("positions", positions).astype(dtype)
     if not np.isfinite(positions).all():
         raise ValueError(f"positions are {positions}: they must be finite")
     if positions.ndim == 0:
