@@ -146,6 +146,15 @@ def rotate(
     positions: NDArray[np.float64] | None,
     first_position: float,
     frequency: NDArray[np.float64],
+    largest_frequency: float,
+    interleaved: bool,
+    threads: int | None,
+) -> NDArray[Any]: ...
+def rotate_by_tables(
+    x: NDArray[Any],
+    out: NDArray[Any] | None,
+    cosine: NDArray[Any],
+    sine: NDArray[Any],
     interleaved: bool,
     threads: int | None,
 ) -> NDArray[Any]: ...

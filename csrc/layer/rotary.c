@@ -68,20 +68,39 @@ static inline ALWAYS_INLINE void turn(double angle, double *cosine, double *sine
     *sine = double_of_bits(((s_bits & ~odd) | (c_bits & odd)) ^ (quadrant & 2) << 62);
 }
 
-static void fill_table(const sdpa_rotary *r, double position, real *restrict cosine, real *restrict sine)
+/* `step` is 1 if each pair has its own position, else 0. */
+static inline ALWAYS_INLINE void fill_row(const sdpa_rotary *r, const double *restrict position, const int step,
+                                          double farthest, real *restrict cosine, real *restrict sine)
 {
     const double *restrict frequency = r->frequency;
-    if (fabs(position) * r->largest_frequency <= LARGEST_ANGLE) {
+    if (farthest * r->largest_frequency <= LARGEST_ANGLE) {
         for (int64_t i = 0; i < r->pairs; ++i) {
             double c, s;
-            turn(position * frequency[i], &c, &s);
+            turn(position[i * step] * frequency[i], &c, &s);
             cosine[i] = (real)c;
             sine[i] = (real)s;
         }
     } else {
         for (int64_t i = 0; i < r->pairs; ++i) {
-            cosine[i] = (real)cos(position * frequency[i]);
-            sine[i] = (real)sin(position * frequency[i]);
+            cosine[i] = (real)cos(position[i * step] * frequency[i]);
+            sine[i] = (real)sin(position[i * step] * frequency[i]);
+        }
+    }
+}
+
+/* Cosines and sines of some rows, the first of which is `row` of the positions at `offset`. */
+static void fill_table(const sdpa_rotary *r, ptrdiff_t offset, int64_t row, int64_t rows, real *cosine, real *sine)
+{
+    const int64_t pairs = r->pairs;
+    for (const int64_t end = row + rows; row < end; ++row, cosine += pairs, sine += pairs) {
+        if (r->each_pair) {
+            const double *position = r->positions + offset + row * pairs;
+            double farthest = 0;
+            for (int64_t i = 0; i < pairs; ++i) farthest = fmax(farthest, fabs(position[i]));
+            fill_row(r, position, 1, farthest, cosine, sine);
+        } else {
+            const double position = r->positions ? r->positions[offset + row] : r->first_position + (double)row;
+            fill_row(r, &position, 0, fabs(position), cosine, sine);
         }
     }
 }
@@ -219,11 +238,12 @@ void SDPA_ROTATE(const sdpa_rotary *r, int64_t task, void *scratch)
     const int64_t rows = r->rows - begin < r->task_rows ? r->rows - begin : r->task_rows;
     const int64_t head = part * r->shared.total / r->parts, end = (part + 1) * r->shared.total / r->parts;
     const offsets start = moved((offsets){0, 0, 0}, &r->own, own);
-    real *cosine = scratch, *sine = cosine + r->task_rows * r->pairs; /* [rows][pairs] */
-    for (int64_t row = 0; row < rows; ++row) {
-        const double position =
-            r->positions ? r->positions[start.positions + begin + row] : r->first_position + (double)(begin + row);
-        fill_table(r, position, cosine + row * r->pairs, sine + row * r->pairs);
+    const real *cosine = scratch, *sine = cosine + r->task_rows * r->pairs; /* [rows][pairs] */
+    if (r->cosine) {
+        cosine = (const real *)r->cosine + start.positions + begin * r->pairs;
+        sine = (const real *)r->sine + start.positions + begin * r->pairs;
+    } else {
+        fill_table(r, start.positions, begin, rows, scratch, (real *)scratch + r->task_rows * r->pairs);
     }
     /* In the order of the memory: (B, S, H, D), seen as (B, H, S, D), is 3 times slower the other way. */
     if (r->heads_inside) {

@@ -1,7 +1,7 @@
 /* Rotary embedding: what Cython fills in, and what rotary.c works on.
  *
  * A position turns each pair of features by an angle of its own, position * frequency.  Cosine and sine are computed
- * once for a block of positions, and used for all heads that share it. */
+ * once for a block of positions, and used for all heads that share it; or they come from tables. */
 #ifndef SDPA_ROTARY_H
 #define SDPA_ROTARY_H
 
@@ -9,7 +9,7 @@
 
 enum { SDPA_MAX_AXES = 64 }; /* as in NumPy */
 
-/* Some of the axes before the rows.  Strides are in bytes, those of the positions in numbers. */
+/* Some of the axes before the rows.  Strides are in bytes, those of the positions or tables in numbers. */
 typedef struct {
     int count;
     int64_t total; /* product of the sizes */
@@ -28,9 +28,11 @@ typedef struct {
     sdpa_axes own;           /* axes along which positions differ, */
     sdpa_axes shared;        /* and the others: heads */
     const double *positions; /* NULL: first_position, first_position + 1, ... */
+    int each_pair;           /* each pair has its own: (rows, pairs) numbers in place of (rows) */
     double first_position;
-    const double *frequency; /* (pairs) */
-    double largest_frequency;
+    const double *frequency;   /* (pairs) */
+    double largest_frequency;  /* without sign */
+    const void *cosine, *sine; /* tables of (rows, pairs) numbers in place of positions and frequencies, or NULL */
     /* A task is `task_rows` rows from one of `blocks`, for one index of `own` and one of `parts` of the heads. */
     int64_t task_rows, blocks, parts;
 } sdpa_rotary;

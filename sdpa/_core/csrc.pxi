@@ -187,9 +187,12 @@ cdef extern from "layer/rotary.h" nogil:
         int64_t rows, pairs, dim
         sdpa_axes own, shared
         const double *positions
+        int each_pair
         double first_position
         const double *frequency
         double largest_frequency
+        const void *cosine
+        const void *sine
         int64_t task_rows, blocks, parts
 
     void sdpa_rotate_4(const sdpa_rotary *, int64_t task, void *scratch)

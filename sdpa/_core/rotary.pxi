@@ -16,17 +16,18 @@ cdef void add_axis(sdpa_axes *axes, int64_t size, ptrdiff_t x, ptrdiff_t out, pt
     axes.count += 1
 
 
-cdef void share_axes(sdpa_rotary *r, cnp.ndarray x, cnp.ndarray out, cnp.ndarray positions) noexcept:
-    """The axes before the rows: those along which positions differ, and the others.  Positions have no axis of heads
-    where they have two axes less than x, and none but that of rows where they have one."""
-    cdef int n = cnp.PyArray_NDIM(x), given = 0 if positions is None else cnp.PyArray_NDIM(positions), axis
+cdef void share_axes(sdpa_rotary *r, cnp.ndarray x, cnp.ndarray out, cnp.ndarray positions, int given) noexcept:
+    """The axes before the rows: those along which positions, or tables in their place, differ, and the others.  Without
+    an axis of pairs they have `given` axes: none of heads where these are two less than those of x, and none but that
+    of rows where it is one."""
+    cdef int n = cnp.PyArray_NDIM(x), axis
     cdef ptrdiff_t step
     r.own.count = r.shared.count = 0
     r.own.total = r.shared.total = 1
     for axis in range(n - 2):
         step = 0
         if (given == n - 1 or given == n - 2 and axis < n - 3) and cnp.PyArray_DIM(positions, axis) > 1:
-            step = cnp.PyArray_STRIDE(positions, axis) // <ptrdiff_t>sizeof(double)
+            step = cnp.PyArray_STRIDE(positions, axis) // cnp.PyArray_ITEMSIZE(positions)
         if cnp.PyArray_DIM(x, axis) > 1:
             add_axis(&r.own if step else &r.shared, cnp.PyArray_DIM(x, axis), cnp.PyArray_STRIDE(x, axis),
                      cnp.PyArray_STRIDE(out, axis), step)
@@ -57,11 +58,39 @@ cdef int64_t cut_rotary(sdpa_rotary *r, int real_bytes, int threads) noexcept:
 
 def rotate(
     cnp.ndarray x not None, cnp.ndarray out, cnp.ndarray positions, double first_position,
-    cnp.ndarray frequency not None, bint interleaved, threads,
+    cnp.ndarray frequency not None, double largest_frequency, bint interleaved, threads,
 ):
     """Checked arguments in, but for `threads`; `out` filled, which may be `x`, or a new array.  `positions`, if any,
-    and `frequency` are double, in C order; the frequencies rise or fall."""
+    and `frequency` are double, in C order; positions with as many axes as x have an axis of pairs."""
     cdef sdpa_rotary r
+    cdef int axes = 0 if positions is None else cnp.PyArray_NDIM(positions)
+    r.cosine = r.sine = r.positions = NULL
+    if positions is not None:
+        r.positions = <const double *>cnp.PyArray_DATA(positions)
+    r.each_pair = axes == cnp.PyArray_NDIM(x)
+    r.first_position = first_position
+    r.frequency, r.pairs = <const double *>cnp.PyArray_DATA(frequency), cnp.PyArray_DIM(frequency, 0)
+    r.largest_frequency = largest_frequency
+    return rotated(&r, x, out, positions, axes - r.each_pair, interleaved, threads)
+
+
+def rotate_by_tables(
+    cnp.ndarray x not None, cnp.ndarray out, cnp.ndarray cosine not None, cnp.ndarray sine not None, bint interleaved,
+    threads,
+):
+    """The same with factors in place of positions: two arrays of one shape, in C order and of the dtype that x is
+    computed in, with an axis of pairs."""
+    cdef sdpa_rotary r
+    cdef int axes = cnp.PyArray_NDIM(cosine)
+    r.cosine, r.sine = cnp.PyArray_DATA(cosine), cnp.PyArray_DATA(sine)
+    r.pairs = cnp.PyArray_DIM(cosine, axes - 1)
+    return rotated(&r, x, out, cosine, axes - 1, interleaved, threads)
+
+
+cdef object rotated(
+    sdpa_rotary *r, cnp.ndarray x, cnp.ndarray out, cnp.ndarray positions, int axes, bint interleaved, threads,
+):
+    """`r` says how; `positions`, which may be tables, are for `share_axes`."""
     cdef int n = cnp.PyArray_NDIM(x), real_bytes, count = 1
     cdef crew c
     cdef int64_t tasks
@@ -76,19 +105,13 @@ def rotate(
     r.out_row, r.out_column = cnp.PyArray_STRIDE(out, n - 2), cnp.PyArray_STRIDE(out, n - 1)
     r.dtype, r.itemsize = code_of(cnp.PyArray_TYPE(x)), <int>cnp.PyArray_ITEMSIZE(x)
     r.interleaved, r.in_place = interleaved, r.x == r.out
-    r.rows, r.dim, r.pairs = cnp.PyArray_DIM(x, n - 2), cnp.PyArray_DIM(x, n - 1), cnp.PyArray_DIM(frequency, 0)
-    r.positions = NULL
-    if positions is not None:
-        r.positions = <const double *>cnp.PyArray_DATA(positions)
-    r.first_position = first_position
-    r.frequency = <const double *>cnp.PyArray_DATA(frequency)
-    r.largest_frequency = max(r.frequency[0], r.frequency[r.pairs - 1]) if r.pairs else 0
-    share_axes(&r, x, out, positions)
+    r.rows, r.dim = cnp.PyArray_DIM(x, n - 2), cnp.PyArray_DIM(x, n - 1)
+    share_axes(r, x, out, positions, axes)
     real_bytes = 8 if r.dtype == SDPA_FLOAT64 else 4
-    tasks = cut_rotary(&r, real_bytes, count)
+    tasks = cut_rotary(r, real_bytes, count)
     hire(&c, count, 2 * r.task_rows * r.pairs * real_bytes, 0)
     with nogil:
-        share(&c, rotate_task, &r, tasks, BY_CHUNKS, 1, 8 * cnp.PyArray_SIZE(x) // tasks)
+        share(&c, rotate_task, r, tasks, BY_CHUNKS, 1, 8 * cnp.PyArray_SIZE(x) // tasks)
     dismiss(&c)
     return out
 

@@ -24,6 +24,10 @@ of_dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 of_pairs = pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
 
 
+def tables(cos, sin, **more):
+    return dict(cos=cos, sin=sin, **more)
+
+
 def normal(*shape, dtype=float32, seed=0):
     return rng(seed).standard_normal(shape).astype(dtype)
 
@@ -348,6 +352,185 @@ def test_subclasses_lists_and_read_only_positions():
     assert_same_bits(sdpa.rotary(x, np.array([0, 9, 1, 9, 2])[::2]), expected)
 
 
+# Frequencies, a position for each pair, tables.
+
+
+@of_pairs
+@of_dtypes
+def test_frequencies(dtype, pairs):
+    """In any order, of any sign; where there are fewer than pairs, the other features are copied."""
+    x, at = normal(2, 3, 19, 22, dtype=dtype), rng(1).integers(0, 99, (2, 19))
+    for frequencies in (rng(2).uniform(-3, 3, 9), rng(3).uniform(0, 1, 9).astype(float16), [0, 1e-9, 1, 3, 2]):
+        found = sdpa.rotary(x, at, frequencies=frequencies, **pairs)
+        judge(found, x, at, frequencies=frequencies, dim=2 * len(frequencies), **pairs)
+    backwards = np.arange(11)[::-1]
+    assert_same_bits(sdpa.rotary(x, at, frequencies=backwards), sdpa.rotary(x, at, frequencies=backwards.tolist()))
+
+
+def test_frequencies_of_a_base_are_that_base():
+    x = normal(2, 3, 5, 16)
+    frequencies = (np.longdouble(100) ** -(np.arange(0, 12, 2) / np.longdouble(12))).astype(float64)
+    for at in (7, np.arange(5.0), -3e8):  # the last ones are angles that the C library computes
+        assert_same_bits(sdpa.rotary(x, at, frequencies=frequencies), sdpa.rotary(x, at, base=100, dim=12))
+
+
+def test_the_largest_frequency_may_be_any():
+    """Angles that are too large for the fast cosine are seen, wherever they are."""
+    x, frequencies = normal(4, 6, dtype=float64), np.array([1e-3, -1e9, 1.0])
+    for order in itertools.permutations(range(3)):
+        found = sdpa.rotary(x, 7, frequencies=frequencies[list(order)])
+        np.testing.assert_allclose(found, reference.rotary(x, 7, frequencies=frequencies[list(order)]), atol=1e-14)
+
+
+PAIR_SHAPES = [(2, 3, 19, 9), (2, 1, 19, 9), (1, 3, 19, 9), (1, 1, 19, 9), (2, 1, 1, 9), (2, 3, 19, 1), (1, 1, 1, 1)]
+
+
+@of_pairs
+@of_dtypes
+@pytest.mark.parametrize("shape", PAIR_SHAPES, ids=str)
+def test_a_position_for_each_pair(shape, dtype, pairs):
+    x, at = normal(2, 3, 19, 22, dtype=dtype), rng(1).integers(-99, 99, shape)
+    judge(sdpa.rotary(x, at, dim=18, **pairs), x, at, dim=18, **pairs)
+    large = at * 1e7  # past the angles of the fast cosine
+    judge(sdpa.rotary(x, large, dim=18, **pairs), x, large, dim=18, **pairs)
+
+
+def test_the_same_position_for_each_pair():
+    x, at = normal(2, 3, 40, 16), rng(1).integers(0, 1000, (2, 40))
+    each = np.repeat(at[:, None, :, None], 8, -1)
+    assert_same_bits(sdpa.rotary(x, each), sdpa.rotary(x, at))
+    assert_same_bits(sdpa.rotary(x[0, 0], each[0, 0]), sdpa.rotary(x[0, 0], at[0]))
+    assert_same_bits(sdpa.rotary(x[0], each[0], threads=2), sdpa.rotary(x[0], at[0]))
+
+
+def factors(*shape, dtype=float32):
+    """Two tables, not of rotations."""
+    return tables(normal(*shape, dtype=dtype, seed=8), normal(*shape, dtype=dtype, seed=9))
+
+
+TABLES = [(19, 9), (1, 9), (2, 19, 9), (1, 19, 9), (2, 3, 19, 9), (2, 1, 19, 9), (1, 3, 19, 9), (2, 3, 1, 9), (9,)]
+
+
+@of_pairs
+@of_dtypes
+@pytest.mark.parametrize("shape", TABLES, ids=str)
+def test_tables(shape, dtype, pairs):
+    """The sums and the roundings are NumPy's, hence the same bits."""
+    x = normal(2, 3, 19, 22, dtype=dtype)
+    for of in (float16, bfloat16, float32, float64):
+        by = factors(*shape, dtype=of)
+        found = sdpa.rotary(x, None, **by, **pairs)
+        assert_same_bits(found, reference.rotary(x, None, **by, **pairs, dtype=dtype))
+    assert_same_bits(sdpa.rotary(x, None, **by, **pairs, dim=18, threads=2), found)
+    lists = {name: table.tolist() for name, table in by.items()}
+    assert_same_bits(sdpa.rotary(x, None, **lists, **pairs), found)
+
+
+@pytest.mark.parametrize("shape", RANKS, ids=str)
+def test_tables_of_ranks(shape):
+    x, (*lead, rows, _) = normal(*shape), shape
+    for of in {(rows,), (*lead, rows), (*lead[:-1], rows), (*lead[1:], rows), (*[1] * len(lead), rows)}:
+        if len(of) == len(lead) and of[:-1] != tuple(lead[:-1]):
+            continue  # that is an axis of batches
+        by = factors(*of, 4)
+        assert_same_bits(sdpa.rotary(x, None, **by), reference.rotary(x, None, **by, dtype=float32))
+
+
+def test_tables_of_two_shapes():
+    x = normal(2, 3, 5, 8)
+    shapes = [(4,), (5, 4), (2, 5, 4), (2, 3, 1, 4)]
+    for a, b in itertools.product(shapes, [*shapes, (), (5, 1)]):
+        by = tables(normal(*a), np.asarray(normal(*b, seed=1)))
+        assert_same_bits(sdpa.rotary(x, None, **by), reference.rotary(x, None, **by, dtype=float32))
+
+
+POSITIONS = [3, 3.0, np.arange(19) % 7, np.arange(38).reshape(2, 19), np.arange(57).reshape(1, 3, 19)]
+POSITIONS += [rng(5).integers(0, 57, shape) for shape in [(2, 1, 19), (2, 3, 19), *PAIR_SHAPES]]
+
+
+@of_pairs
+@of_dtypes
+@pytest.mark.parametrize("at", POSITIONS, ids=np.shape)
+def test_tables_looked_up(at, dtype, pairs):
+    x = normal(2, 3, 19, 22, dtype=dtype)
+    for of in (float16, bfloat16, float32, float64):
+        by = factors(57, 9, dtype=of)
+        for one in (at, np.asarray(at, float32)):
+            found = sdpa.rotary(x, one, **by, **pairs)
+            assert_same_bits(found, reference.rotary(x, at, **by, **pairs, dtype=dtype))
+
+
+def test_a_table_looked_up_with_another_of_one_pair():
+    x, by = normal(3, 5, 8), tables(normal(9, 4), normal(11, 1, seed=1))
+    for at in (2, np.arange(5), rng(1).integers(0, 9, (3, 5, 4))):
+        assert_same_bits(sdpa.rotary(x, at, **by), reference.rotary(x, at, **by, dtype=float32))
+
+
+def test_a_long_table_is_not_copied():
+    """It has 2**40 rows: all of them the same."""
+    row = np.linspace(0, 1, 4, dtype=float16)
+    by = tables(*[np.broadcast_to(row, (2**40, 4))] * 2)
+    x = normal(2, 3, 5, 8)
+    expected = sdpa.rotary(x, None, cos=row, sin=row)
+    for at in (2**39, np.full((2, 5), 2**39), np.full((1, 1, 5, 4), 2**39)):
+        assert_same_bits(sdpa.rotary(x, at, **by), expected)
+
+
+@of_dtypes
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_layouts_of_tables_and_positions(layout, dtype):
+    x, at = normal(2, 3, 19, 22, dtype=dtype), layout(rng(1).integers(0, 9, (2, 3, 19, 11)))
+    assert_same_bits(sdpa.rotary(x, at), sdpa.rotary(x, at.copy()))
+    by = {name: layout(table) for name, table in factors(2, 3, 19, 11).items()}
+    assert_same_bits(sdpa.rotary(x, None, **by), reference.rotary(x, None, **by, dtype=dtype))
+    by = {name: table[0, 0] for name, table in by.items()}
+    assert_same_bits(sdpa.rotary(x, at, **by), reference.rotary(x, at, **by, dtype=dtype))
+
+
+@of_pairs
+@of_dtypes
+@pytest.mark.parametrize("layout", WRITABLE.values(), ids=WRITABLE)
+def test_tables_out_and_in_place(layout, dtype, pairs):
+    x, by = normal(2, 3, 19, 22, dtype=dtype), factors(2, 19, 9)
+    expected = sdpa.rotary(x, None, **by, **pairs)
+    out = layout(np.zeros_like(x))
+    assert sdpa.rotary(x, None, **by, out=out, **pairs) is out
+    assert_same_bits(out, expected)
+    own = layout(x.copy())
+    assert sdpa.rotary(own, None, **by, out=own, **pairs) is own
+    assert_same_bits(own, expected)
+
+
+@pytest.mark.parametrize("shape, of", SHAPES.values(), ids=SHAPES)
+def test_bits_of_tables_do_not_depend_on_threads(shape, of):
+    x, pairs = normal(*shape), shape[-1] // 2
+    of = (shape[-2],) if of == () else of if of != (5, 130) else (1, 5, 130)
+    calls = {"tables": dict(positions=None, **factors(*of, pairs))}
+    calls["pairs"] = dict(positions=rng(1).integers(0, 99, (shape[0], 1, shape[2], pairs)))
+    for by in calls.values():
+        one = sdpa.rotary(x, threads=1, **by)
+        np.testing.assert_allclose(one, reference.rotary(x, **by), atol=1e-5)
+        for threads in (2, 3, 7):
+            assert_same_bits(sdpa.rotary(x, threads=threads, **by), one)
+
+
+@both
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0), (0, 4), (3, 0)], ids=str)
+def test_empty_axes_with_tables(rotary, shape):
+    x, pairs = np.ones(shape, float32), shape[-1] // 2
+    by = factors(shape[-2], pairs)
+    assert rotary(x, None, **by).shape == shape
+    assert rotary(x, np.arange(shape[-2]), **by).shape == rotary(x, 0, **by).shape == shape
+    assert rotary(x, np.zeros((*shape[:-1], pairs))).shape == shape
+    assert rotary(x, 0, frequencies=np.ones(pairs), out=x) is x
+
+
+def test_tables_that_overflow_are_infinite():
+    """Where they have a wider dtype than sums."""
+    by = tables(np.full((1, 1), 1e300), np.zeros((1, 1)))
+    assert np.isinf(sdpa.rotary(ones(1, 2), None, **by)).all()
+
+
 # Calls that mean nothing.  x is (2, 4, 6, 8) in float32.
 
 
@@ -370,7 +553,13 @@ ERRORS += table(
     masked_x=(dict(x=np.ma.ones((6, 8), float32)), ["x", "masked"]),
     masked_positions=(dict(positions=np.ma.ones(6)), ["positions", "masked"]),
     position_True=(dict(positions=True), ["positions", "bool"]),
-    position_None=(dict(positions=None), ["positions", "object"]),
+    frequencies_complex=(dict(frequencies=ones(4, dtype=complex)), ["frequencies", "complex128", "numbers"]),
+    frequencies_text=(dict(frequencies="1234"), ["frequencies", "<U4"]),
+    cos_boolean=(tables(ones(6, 4, dtype=bool), ones(6, 4)), ["cos", "bool", "numbers"]),
+    sin_of_objects=(tables(ones(6, 4), ones(6, 4, dtype=object)), ["sin", "object"]),
+    sin_masked=(tables(ones(6, 4), np.ma.ones((6, 4))), ["sin", "masked"]),
+    interleaved_1_with_tables=(tables(ones(6, 4), ones(6, 4), interleaved=1), ["interleaved", "1"]),
+    dim_floating_with_frequencies=(dict(frequencies=ones(4), dim=8.0), ["dim", "8.0", "whole"]),
     position_text=(dict(positions="1"), ["positions"]),
     too_long_integers=(dict(positions=[2**70] * 6), ["positions", "object"]),
     base_None=(dict(base=None), ["base", "None"]),
@@ -408,7 +597,40 @@ ERRORS += table(
     heads_and_rows=(dict(positions=ones(4, 6)), ["positions", "(4, 6)", "(2, 6)"]),
     heads=(dict(positions=ones(2, 3, 6)), ["positions", "(2, 3, 6)", "(2, 4, 6)"]),
     last_axis_of_one=(dict(positions=ones(2, 1)), ["positions", "(2, 1)"]),
-    too_many_axes=(dict(positions=ones(1, 2, 4, 6)), ["positions", "(1, 2, 4, 6)"]),
+    too_many_axes=(dict(positions=ones(1, 2, 4, 6, 4)), ["positions", "(1, 2, 4, 6, 4)"]),
+    pairs=(dict(positions=ones(2, 4, 6, 3)), ["positions", "(2, 4, 6, 3)", "(2, 4, 6, 4)"]),
+    pairs_of_dim=(dict(positions=ones(2, 4, 6, 4), dim=4), ["positions", "(2, 4, 6, 4)", "(2, 4, 6, 2)"]),
+    pairs_of_other_batches=(dict(positions=ones(3, 1, 6, 4)), ["positions", "(3, 1, 6, 4)"]),
+    a_pair_at_NaN=(dict(positions=np.full((1, 1, 6, 4), nan)), ["positions", "nan"]),
+    position_None=(dict(positions=None), ["positions", "None", "cos and sin"]),
+    position_None_with_frequencies=(dict(positions=None, frequencies=ones(4)), ["positions", "None"]),
+    one_frequency=(dict(frequencies=1.0), ["frequencies", "1.0", "one axis"]),
+    frequencies_of_two_axes=(dict(frequencies=ones(6, 4)), ["frequencies", "one axis"]),
+    frequency_NaN=(dict(frequencies=[1, nan, 1, 1]), ["frequencies", "nan", "finite"]),
+    frequency_inf=(dict(frequencies=[1, -inf, 1, 1]), ["frequencies", "inf", "finite"]),
+    frequency_too_large=(dict(frequencies=[1e300]), ["frequencies", "e+300", "angle"]),
+    frequencies_not_for_dim=(dict(frequencies=ones(4), dim=6), ["dim is 6", "for 8"]),
+    too_many_frequencies=(dict(frequencies=ones(5)), ["dim is 10", "8 features"]),
+    cos_alone=(dict(cos=ones(6, 4)), ["cos", "sin", "both or none"]),
+    sin_alone=(dict(sin=ones(6, 4)), ["sin", "both or none"]),
+    tables_and_frequencies=(tables(ones(6, 4), ones(6, 4), frequencies=ones(4)), ["frequencies", "cos", "one of them"]),
+    tables_not_for_dim=(tables(ones(6, 4), ones(6, 4), dim=4), ["dim is 4", "for 8"]),
+    too_many_pairs=(tables(ones(6, 5), ones(6, 5)), ["dim is 10", "8 features"]),
+    cos_of_no_axis=(tables(float32(1), ones(6, 4), positions=None), ["cos", "()", "axis"]),
+    cos_of_other_rows=(tables(ones(5, 4), ones(6, 4), positions=None), ["cos", "(5, 4)", "(2, 4, 6, 4)"]),
+    sin_of_other_pairs=(tables(ones(6, 4), ones(6, 3), positions=None), ["sin", "(6, 3)", "(2, 4, 6, 4)"]),
+    cos_of_other_batches=(tables(ones(3, 6, 4), ones(6, 4), positions=None), ["cos", "(3, 1, 6, 4)", "(2, 4, 6, 4)"]),
+    cos_of_more_axes=(tables(ones(1, 1, 1, 6, 4), ones(6, 4), positions=None), ["cos", "(1, 1, 1, 6, 4)"]),
+    cos_of_three_axes=(tables(ones(2, 6, 4), ones(6, 4)), ["cos", "(2, 6, 4)", "positions", "two axes"]),
+    sin_of_one_axis=(tables(ones(6, 4), ones(4)), ["sin", "(4,)", "two axes"]),
+    first_in_no_table=(tables(ones(9, 4), ones(9, 4), positions=4), ["positions", "4", "the 9 rows of cos"]),
+    first_below_the_table=(tables(ones(9, 4), ones(9, 4), positions=-1), ["positions", "-1", "rows of cos"]),
+    first_between_rows=(tables(ones(9, 4), ones(9, 4), positions=0.5), ["positions", "0.5", "whole"]),
+    past_the_table=(tables(ones(9, 4), ones(5, 4), positions=np.arange(6)), ["positions", "the 5 rows of sin"]),
+    below_the_table=(tables(ones(9, 4), ones(9, 4), positions=-np.arange(6)), ["positions", "rows of cos"]),
+    between_rows=(tables(ones(9, 4), ones(9, 4), positions=np.arange(6) / 2), ["positions", "0.5", "whole"]),
+    rows_with_tables=(tables(ones(9, 4), ones(9, 4), positions=np.arange(5)), ["positions", "(5,)", "(6,)"]),
+    sin_not_for_pairs=(tables(ones(9, 4), ones(9, 3), positions=2), ["sin", "(9, 3)", "(9, 4)"]),
     two_axes_for_five=(dict(x=ones(2, 2, 2, 6, 8), positions=ones(2, 6)), ["positions", "(2, 6)", "(2, 2, 6)"]),
     two_axes_for_two=(dict(x=ones(6, 8), positions=ones(1, 6)), ["positions", "(1, 6)", "(6,)"]),
     batch_for_three=(dict(x=ones(4, 6, 8), positions=ones(2, 6)), ["positions", "(2, 6)", "(6,) or (4, 6)"]),
@@ -468,6 +690,13 @@ def test_in_place_where_x_cannot_be_written():
         sdpa.rotary(x, 3, out=x)
 
 
+def test_out_that_overlaps_a_table():
+    x = ones(6, 8)
+    for cos, sin in ((x[:, :4], ones(6, 4)), (ones(6, 4), x[:, :4]), (ones(6, 4), x.reshape(-1)[:24].reshape(6, 4))):
+        with pytest.raises(ValueError, match=r"out overlaps (cos|sin)"):
+            sdpa.rotary(x, None, cos=cos, sin=sin, out=x)
+
+
 def test_out_that_overlaps_positions():
     x = ones(6, 8, dtype=float64)
     for positions in (x[:, 0], x[0, :6]):
@@ -476,15 +705,21 @@ def test_out_that_overlaps_positions():
 
 
 def test_signature():
-    own = "(x, positions, *, base=10000.0, interleaved=False, dim=None, out=None, threads=None)"
+    own = (
+        "(x, positions, *, base=10000.0, frequencies=None, interleaved=False, dim=None, cos=None, sin=None, out=None, "
+        "threads=None)"
+    )
     assert str(inspect.signature(sdpa.rotary)) == own
-    ahead = own.replace("interleaved", "frequencies=None, interleaved").replace("out=", "cos=None, sin=None, out=")
-    assert str(inspect.signature(reference.rotary)) == ahead[:-1] + ", dtype=None)"
+    assert str(inspect.signature(reference.rotary)) == own[:-1] + ", dtype=None)"
 
 
 @pytest.mark.parametrize(
-    "changes", [dict(dim=3), dict(base=0), dict(positions=[nan] * 6), dict(positions=ones(3, 6)), dict(x=ones(8))]
-)
+    "changes",
+    [
+        dict(dim=3), dict(base=0), dict(positions=[nan] * 6), dict(positions=ones(3, 6)), dict(x=ones(8)),
+        dict(frequencies=1.0), dict(cos=float32(1), sin=ones(6, 4)),
+    ],
+)  # fmt: skip
 def test_errors_of_the_oracle(changes):
     arguments = {"x": ones(2, 4, 6, 8), "positions": 0, **changes}
     with pytest.raises(ValueError, match=next(iter(changes))):
