@@ -7,9 +7,9 @@
 Begin with _families.py for what differs between models, and with _transformer.py for the layers.
 """
 
-from .. import reference
+import sdpa
+
 from .._runtime.threads import count
-from . import _pieces
 from ._decoder import Decoder
 from ._encoder import Encoder
 from ._families import family_and_settings
@@ -25,15 +25,15 @@ def load(folder, *, dtype=None, threads=None, pieces=None):
     dtype : the dtype of all computations: float16, bfloat16 (of ml_dtypes), float32 or float64.  Default: the dtype of
         the weights.
     threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
-    pieces : the module with the projections, norms, attention and caches.  With `sdpa.reference` the model computes in
-        plain NumPy and float64, slowly.
+    pieces : the module with the projections, norms, attention and caches.  Default: `sdpa`.  With `sdpa.reference` the
+        model computes in plain NumPy and float64, slowly.
 
     >>> model = sdpa.models.load("all-MiniLM-L6-v2")                            # doctest: +SKIP
     >>> vectors = model.embed(["a cat on a mat", "a kitten on a rug"])          # doctest: +SKIP
     """
     count(threads)  # checks them
-    dtype = "float64" if pieces is reference else dtype
+    dtype = "float64" if pieces is sdpa.reference else dtype
     folder = Folder(folder)
     family, settings = family_and_settings(folder)
     kind = Decoder if family.decoder else Encoder
-    return kind(folder, family, settings, dtype, threads, _pieces if pieces is None else pieces)
+    return kind(folder, family, settings, dtype, threads, sdpa if pieces is None else pieces)
