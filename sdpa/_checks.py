@@ -184,6 +184,12 @@ def whole_number(name, given, least=1, bounded=True):
     return number
 
 
+def in_order(numbers, dtype):
+    """`numbers` as `dtype`, in C order and aligned: C reads them as an array."""
+    numbers = np.ascontiguousarray(numbers, dtype)
+    return numbers if numbers.flags.aligned else numbers.copy()
+
+
 def whole_numbers(name, given, lead):
     """`given`, broadcast to one number for each batch, as int64."""
     numbers = plain_array(name, given)
@@ -235,7 +241,7 @@ def starts(name, given, rows_name, rows):
         raise TypeError(f"{name} has dtype {numbers.dtype}: it must hold whole numbers")
     if numbers[0] != 0 or numbers[-1] != rows or (numbers[1:] < numbers[:-1]).any():
         raise ValueError(f"{name} is {given}: it must go from 0, never falling, to the {rows} rows of {rows_name}")
-    return np.ascontiguousarray(numbers, np.int64)
+    return in_order(numbers, np.int64)
 
 
 def packed_rows(name, given):

@@ -7,7 +7,7 @@ import operator
 import numpy as np
 
 from .. import _core
-from .._checks import broadcast, check_out, flag, plain_array, sum_dtype
+from .._checks import broadcast, check_out, flag, in_order, plain_array, sum_dtype
 
 DOUBLE = np.dtype(np.float64)
 LIMIT = 2**53  # up to here float64 holds every whole number
@@ -223,11 +223,11 @@ def _tables(cos, sin, positions, x, dim):
 
 
 def _as(dtype, numbers):
-    """`numbers` as `dtype`, in C order.  What is too large becomes infinite."""
+    """`numbers` as `dtype`, in C order and aligned.  What is too large becomes infinite."""
     if numbers.itemsize > dtype.itemsize:
         with np.errstate(over="ignore"):
-            return np.ascontiguousarray(numbers, dtype)
-    return np.ascontiguousarray(numbers, dtype)
+            return in_order(numbers, dtype)
+    return in_order(numbers, dtype)
 
 
 def _looked_up(cos, sin, positions, x, pairs):

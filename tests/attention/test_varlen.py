@@ -210,6 +210,15 @@ def test_layouts(layout):
     )
 
 
+@pytest.mark.parametrize(
+    "layout", ["every third column", "columns backwards", "read-only", "in records", "off by a byte"]
+)
+def test_layouts_of_starts(layout):
+    arrays, where = draw_packed()
+    there = {name: LAYOUTS[layout](np.array(starts, np.int64)) for name, starts in where.items()}
+    assert_same_bits(sdpa.attention_varlen(*arrays, **there), sdpa.attention_varlen(*arrays, **where))
+
+
 def test_heads_outside_cost_no_copy_and_stay_outside():
     arrays, where = draw_packed()
     views = [np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1) for x in arrays]

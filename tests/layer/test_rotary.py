@@ -479,8 +479,11 @@ def test_a_long_table_is_not_copied():
 @of_dtypes
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_layouts_of_tables_and_positions(layout, dtype):
-    x, at = normal(2, 3, 19, 22, dtype=dtype), layout(rng(1).integers(0, 9, (2, 3, 19, 11)))
-    assert_same_bits(sdpa.rotary(x, at), sdpa.rotary(x, at.copy()))
+    x, whole = normal(2, 3, 19, 22, dtype=dtype), rng(1).integers(0, 9, (2, 3, 19, 11))
+    for at in layout(whole.astype(np.float64)), layout(whole):
+        assert_same_bits(sdpa.rotary(x, at), sdpa.rotary(x, at.copy()))
+        turns = at[0, 0, 0]
+        assert_same_bits(sdpa.rotary(x, 3, frequencies=turns), sdpa.rotary(x, 3, frequencies=turns.copy()))
     by = {name: layout(table) for name, table in factors(2, 3, 19, 11).items()}
     assert_same_bits(sdpa.rotary(x, None, **by), reference.rotary(x, None, **by, dtype=dtype))
     by = {name: table[0, 0] for name, table in by.items()}
