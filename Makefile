@@ -102,5 +102,5 @@ format: $(DONE)/dev
 clean:
 	rm -rf .venv build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
 
-.PHONY: help demo demo-model test test-thorough test-all test-builds test-arm test-sanitized bench bench-peers bench-compare publish \
-	smoke lint format clean
+.PHONY: help demo demo-model test test-thorough test-all test-builds test-arm test-sanitized \
+	bench bench-peers bench-compare publish smoke lint format clean

@@ -59,8 +59,8 @@ class MultiHeadAttention:
     bias_k, bias_v : (kv_heads * head_dim) and (kv_heads * value_dim).  One more key and value, which every query sees,
         whatever masks, lengths and windows say.  This key has no position, is not normed, and is not kept in caches.
     add_zero_attn : if True, one more such key and value, of zeros.
-    rotary : rotary embedding of queries and keys: True, a base, or a dict with any of the arguments base, interleaved
-        and dim of `rotary`.
+    rotary : rotary embedding of queries and keys: True, a base, or a dict with any of the arguments base, frequencies,
+        interleaved and dim of `rotary`.
     qk_norm : norm of each query and key by its root mean square, before the rotary embedding: True, a pair of weights
         (head_dim) for queries and keys, or a dict with any of query, key, eps (default 1e-6) and center.  center=True
         subtracts the mean first, as LayerNorm does.  Weights of 1 / sqrt(head_dim) give unit length (L2).

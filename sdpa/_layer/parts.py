@@ -9,7 +9,7 @@ from .._checks import flag, sum_dtype
 from .._runtime import kernels
 from .rotary import turns_of
 
-ROTARY = ("base", "interleaved", "dim")
+ROTARY = ("base", "interleaved", "dim", "frequencies")
 NORM = ("query", "key", "eps", "center")
 
 

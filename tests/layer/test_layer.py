@@ -48,6 +48,7 @@ PARTS = {
     "plain": {},
     "rotary": dict(rotary=True),
     "rotary of neighbours": dict(rotary=dict(base=500, interleaved=True, dim=4)),
+    "rotary by frequencies": dict(rotary=dict(frequencies=[0.5, 0.01], dim=4)),
     "norm": dict(qk_norm=True),
     "norm with weights": dict(qk_norm=(1 + normal(D, seed=5) / 4, 1 + normal(D, seed=6) / 4)),
     "norm around the mean": dict(qk_norm=dict(key=normal(D, seed=6), eps=0.1, center=True)),
