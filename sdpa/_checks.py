@@ -232,6 +232,17 @@ def number(name, given):
     return x
 
 
+def epsilon(name, given):
+    """What is added to a mean of squares."""
+    try:
+        eps = float(None if isinstance(given, (str, bytes, bool, np.bool_)) else given)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {given!r}: it must be a number") from None
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"{name} is {given}: it must be 0 or more, and finite")
+    return eps
+
+
 def starts(name, given, rows_name, rows):
     """Cumulative lengths, as int64."""
     numbers = plain_array(name, given)

@@ -25,6 +25,12 @@ cdef int threads_of(given) except -1:
     return count_threads(given)
 
 
+cdef int threads_if_worth(given, bint small) except -1:
+    """The same; but small work is done by one thread whatever is given, which is checked."""
+    cdef int count = 1 if given is None and small else threads_of(given)
+    return 1 if small else count
+
+
 cdef cnp.ndarray floats(str name, given, int fewest_axes=2):
     if (type(given) is cnp.ndarray and holds_our_floats(given)
             and fewest_axes <= cnp.PyArray_NDIM(given) <= MOST_LEADING + 3):

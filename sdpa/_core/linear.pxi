@@ -136,7 +136,7 @@ def linear(
     cdef sdpa_linear *sizes = &call.sizes
     cdef const sdpa_kernel *table = panels.table
     cdef cnp.npy_intp shape[MOST_LEADING + 3]
-    cdef int last = cnp.PyArray_NDIM(x) - 1, count = 1
+    cdef int last = cnp.PyArray_NDIM(x) - 1
     cdef int64_t units
     cdef double products
     if out is not None and not has_even_rows(out):
@@ -158,11 +158,9 @@ def linear(
     sizes.activation, sizes.gated = activation, panels.gated
     call.table, call.panels = table, panels.count
     products = <double>sizes.ins * sizes.outs * (sizes.rows + LINEAR_READING) * (2 if panels.gated else 1)
-    if threads is not None or products >= LINEAR_SMALL:
-        count = threads_of(threads)
     units = cut_rows(sizes, table.linear_tile) * call.panels
     # A cache line that says what is copied; the sums of a block; its rows converted.
-    hire(&c, count if products >= LINEAR_SMALL else 1,
+    hire(&c, threads_if_worth(threads, products < LINEAR_SMALL),
          64 + <size_t>sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64) * table.real_bytes, 0)
     with nogil:
         # Neighbours go to one thread, which finds the rows in its cache.  Two that write neighbouring panels take cache

@@ -29,7 +29,6 @@ def norm(
     cdef sdpa_norm *n = &call.sizes
     cdef cnp.ndarray total = None
     cdef cnp.ndarray wide_weight, wide_bias
-    cdef int count = 1
     if out is not None and not has_even_rows(out):
         given = norm(x, weight, bias, eps, centred, residual, None, kernel, threads)
         (<object>out)[...] = given if residual is None else given[0]
@@ -50,11 +49,8 @@ def norm(
     n.bias = NULL if bias is None else cnp.PyArray_DATA(wide_bias)
     n.eps, n.centred = eps, centred
     call.unit_rows = max(1, NORM_AT_ONCE // max(1, n.size))
-    if threads is not None or n.rows * n.size >= NORM_SMALL:
-        count = threads_of(threads)
-    if n.rows * n.size < NORM_SMALL:
-        count = 1
-    hire(&c, count, (n.size + 15) // 16 * 16 * call.table.real_bytes, 0)
+    hire(&c, threads_if_worth(threads, n.rows * n.size < NORM_SMALL),
+         (n.size + 15) // 16 * 16 * call.table.real_bytes, 0)
     with nogil:
         share(&c, run_norm, &call, (n.rows + call.unit_rows - 1) // call.unit_rows, EQUALLY, 1, 4 * NORM_AT_ONCE)
     dismiss(&c)

@@ -15,6 +15,9 @@ from .. import _core
 from .._checks import check_out
 from .._runtime import kernels
 from .._runtime import threads as _threads
+from .parts import shaped
+
+MATRIX = (None, None)  # of any size
 
 
 class Linear:
@@ -40,12 +43,12 @@ class Linear:
         self, weight: ArrayLike, bias: ArrayLike | None = None, *, activation: str | None = None,
         threads: int | None = None,
     ) -> None:  # fmt: skip
-        self._begin([matrix("weight", weight)], [("bias", bias)], activation, threads)
+        self._begin([shaped("weight", weight, MATRIX, "(outs, ins)")], [("bias", bias)], activation, threads)
 
     def _begin(self, weights, biases, activation, threads):
         """The weights W, or W and its gate; of their biases the names, too."""
         self.outs, self.ins = weights[0].shape
-        self._weights = weights  # None once they are packed without a loss
+        self._weights, self._lossless = weights, None  # None, and Panels, once these hold them without a loss
         self._biases = [vector(name, bias, self.outs) for name, bias in biases]
         if activation is not None and activation not in _core.ACTIVATIONS:
             names = ", ".join(repr(name) for name in _core.ACTIVATIONS)
@@ -99,8 +102,8 @@ class Linear:
     @property
     def nbytes(self) -> int:
         """Of the weights and biases, in all forms in which they are kept."""
-        kept = [*(self._weights or []), *(bias for bias in self._biases if bias is not None)]
-        return sum(array.nbytes for array in kept) + sum(panels.nbytes for panels in self._packed.values())
+        kept = [*(self._weights or []), *(bias for bias in self._biases if bias is not None), *self._packed.values()]
+        return sum(each.nbytes for each in kept)
 
     def _panels(self, dtype):
         kernel = kernels.default
@@ -112,19 +115,19 @@ class Linear:
         (weight, gate), (bias, gate_bias) = [*sources, None][:2], [*self._biases, None][:2]
         panels = self._packed[kernel, dtype] = _core.Panels(kernel, dtype, weight, bias, gate, gate_bias)
         if all(source.dtype == dtype for source in sources):
-            self._weights = None
+            self._lossless, self._weights = panels, None
         return panels
 
     def _sources(self):
         weights = self._weights  # asked for once: another thread may set it to None
         if weights is not None:
             return weights
-        panels = next(iter(self._packed.values()))  # the first, which holds them without a loss
+        panels = self._lossless
         return [panels.weight(), panels.weight(gate=True)] if panels.gated else [panels.weight()]
 
     def __getstate__(self):
         """For pickle and copy: weights as they were given, as kernels differ from machine to machine."""
-        return self.__dict__ | {"_weights": self._sources(), "_packed": {}}
+        return self.__dict__ | {"_weights": self._sources(), "_lossless": None, "_packed": {}}
 
     def __repr__(self):
         parts = [f"{self.ins} to {self.outs}", *([] if self.activation is None else [self.activation])]
@@ -135,11 +138,14 @@ class GatedLinear(Linear):
     """activation(x G^T + gate_bias) * (x W^T + bias) + residual."""
 
     def __init__(self, weight, bias, gate_weight, gate_bias, activation, threads):
-        weights = matrix("up_weight", weight), matrix("gate_weight", gate_weight)
+        weights = [
+            shaped(name, given, MATRIX, "(hidden, ins)")
+            for name, given in (("up_weight", weight), ("gate_weight", gate_weight))
+        ]
         if weights[0].shape != weights[1].shape:
             given = " and ".join(str(array.shape) for array in weights)
             raise ValueError(f"up_weight and gate_weight have shapes {given}: they must be the same")
-        self._begin(list(weights), [("up_bias", bias), ("gate_bias", gate_bias)], activation, threads)
+        self._begin(weights, [("up_bias", bias), ("gate_bias", gate_bias)], activation, threads)
 
 
 class FeedForward:
@@ -161,7 +167,8 @@ class FeedForward:
         up_bias: ArrayLike | None = None, gate_bias: ArrayLike | None = None, down_bias: ArrayLike | None = None,
         activation: str | None = "gelu", threads: int | None = None,
     ) -> None:  # fmt: skip
-        up, down = matrix("up_weight", up_weight), matrix("down_weight", down_weight)
+        up = shaped("up_weight", up_weight, MATRIX, "(hidden, ins)")
+        down = shaped("down_weight", down_weight, MATRIX, "(outs, hidden)")
         if down.shape[1] != len(up):
             raise ValueError(
                 f"up_weight has shape {up.shape} and down_weight {down.shape}: down_weight must have as many columns "
@@ -197,17 +204,5 @@ class FeedForward:
         return f"<sdpa.FeedForward {self.ins} to {self.hidden} to {self.outs}, {self.activation}{gate}>"
 
 
-def matrix(name, given):
-    array = _core.float_array(name, given, 0)
-    if array.ndim != 2:
-        raise ValueError(f"{name} has shape {array.shape}: it must have two axes, (outs, ins)")
-    return array
-
-
 def vector(name, given, size):
-    if given is None:
-        return None
-    array = _core.float_array(name, given, 0)
-    if array.shape != (size,):
-        raise ValueError(f"{name} has shape {array.shape}: it must be ({size},), as the weight has rows")
-    return array
+    return None if given is None else shaped(name, given, (size,), "as many as the weight has rows")

@@ -7,9 +7,8 @@ from typing import Any
 from numpy.typing import ArrayLike, NDArray
 
 from .. import _core
-from .._checks import check_out, number
+from .._checks import check_out, epsilon
 from .._runtime import kernels
-from .._runtime import threads as _threads
 
 
 def layer_norm(
@@ -53,10 +52,7 @@ def rms_norm(
 
 def _norm(x, weight, bias, eps, centred, residual, out, threads):
     x = _core.float_array("x", x, 1)
-    if type(eps) is not float or not 0 <= eps < 1:
-        eps = number("eps", eps)
-        if eps < 0:
-            raise ValueError(f"eps is {eps}: it must be 0 or more")
+    eps = epsilon("eps", eps)
     weight, bias = _row("weight", weight, x), _row("bias", bias, x)
     if residual is not None:
         residual = _core.float_array("residual", residual, 1)
@@ -64,11 +60,8 @@ def _norm(x, weight, bias, eps, centred, residual, out, threads):
             raise ValueError(f"residual has shape {residual.shape}: it must be that of x, {x.shape}")
     if out is not None:
         inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
-        check_out(
-            out, x.shape, x.dtype, {name: array for name, array in inputs.items() if array is not out}, wider=False
-        )
-    if threads is not None:
-        _threads.count(threads)
+        apart = {name: array for name, array in inputs.items() if array is not out}
+        check_out(out, x.shape, x.dtype, apart, wider=False)
     return _core.norm(x, weight, bias, eps, centred, residual, out, kernels.default, threads)
 
 

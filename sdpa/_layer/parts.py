@@ -1,11 +1,9 @@
 """The parts of a layer and their checks: weights, the norm of queries and keys, and options of the rotary embedding."""
 
-import math
-
 import numpy as np
 
 from .. import _core
-from .._checks import flag, sum_dtype
+from .._checks import epsilon, flag, sum_dtype
 from .._runtime import kernels
 from .rotary import turns_of
 
@@ -14,13 +12,18 @@ NORM = ("query", "key", "eps", "center")
 
 
 def weight_array(name, given, shape, axes):
-    """A read-only view of `given`, floats of `shape`, in which None is any size.  `axes` explains the shape."""
+    """A read-only view of `given`; see `shaped`."""
+    array = shaped(name, given, shape, axes).view()
+    array.flags.writeable = False
+    return array
+
+
+def shaped(name, given, shape, axes):
+    """`given` as an array, floats of `shape`, in which None is any size.  `axes` explains the shape."""
     array = _core.float_array(name, given, 0)
     if array.ndim != len(shape) or any(want is not None and n != want for n, want in zip(array.shape, shape)):
         wanted = ", ".join("any" if n is None else str(n) for n in shape) + "," * (len(shape) == 1)
         raise ValueError(f"{name} has shape {array.shape}: it must be ({wanted}), {axes}")
-    array = array.view()
-    array.flags.writeable = False
     return array
 
 
@@ -94,7 +97,7 @@ class Norm:
         if isinstance(given, dict):
             _known("qk_norm", given, NORM)
             weights.update((name, given[name]) for name in weights if name in given)
-            self.eps = _eps(given.get("eps", self.eps))
+            self.eps = epsilon("eps of qk_norm", given.get("eps", self.eps))
             self.center = flag("center of qk_norm", given.get("center", False))
         elif isinstance(given, (tuple, list)) and len(given) == 2:
             weights["query"], weights["key"] = given
@@ -112,16 +115,6 @@ class Norm:
         """Norm query and key (..., D) in place."""
         for heads, weight in ((query, self.query), (key, self.key)):
             _core.norm(heads, weight, None, self.eps, self.center, None, heads, kernels.default, threads)
-
-
-def _eps(given):
-    try:
-        eps = float(None if isinstance(given, (str, bytes, bool, np.bool_)) else given)
-    except (TypeError, ValueError):
-        raise TypeError(f"eps of qk_norm is {given!r}: it must be a number") from None
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"eps of qk_norm is {given}: it must be 0 or more, and finite")
-    return eps
 
 
 def turns(given, head_dim):

@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from support.draw import rng
+from support.experiments import scaled, verdicts
 
 from sdpa import reference
 from sdpa.lab import _additive
@@ -19,17 +20,6 @@ SMALL = dict(dims=(4, 16, 128, 4096), tokens=32, features=48, lengths=(64, 256),
 @pytest.fixture(scope="module")
 def numbers():
     return additive(**SMALL)
-
-
-def verdicts(numbers):
-    return [finding.verdict for finding in _additive.EXPERIMENT.findings(numbers)]
-
-
-def scaled(array, index, factor):
-    """A copy in which array[index] is multiplied."""
-    array = array.astype(float)
-    array[index] *= factor
-    return array
 
 
 def test_numbers_are_those_of_the_oracle():
@@ -128,7 +118,7 @@ def test_runs_are_alike_and_pass_their_seeds_through_progress(numbers):
 
 def test_verdicts(numbers):
     """But for the last, which is of times."""
-    assert verdicts(numbers)[:6] == [HELD, HELD, FALSE, HELD, FALSE, PARTLY]
+    assert verdicts(_additive, numbers)[:6] == [HELD, HELD, FALSE, HELD, FALSE, PARTLY]
 
 
 FALSIFIED = {  # number of the finding: the verdict, and the numbers that give it
@@ -148,7 +138,7 @@ FALSIFIED = {  # number of the finding: the verdict, and the numbers that give i
 
 @pytest.mark.parametrize("finding, verdict, change", FALSIFIED.values(), ids=FALSIFIED)
 def test_falsified(numbers, finding, verdict, change):
-    assert verdicts(numbers._replace(**change(numbers)))[finding] == verdict
+    assert verdicts(_additive, numbers._replace(**change(numbers)))[finding] == verdict
 
 
 def test_any_dims():

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from support.draw import rng
+from support.experiments import scaled, verdicts
 
 from sdpa import reference
 from sdpa.lab import _cosine, _heads
@@ -25,17 +26,6 @@ def split():
 @pytest.fixture(scope="module")
 def angles():
     return cosine(**COSINE)
-
-
-def verdicts(module, numbers):
-    return [finding.verdict for finding in module.EXPERIMENT.findings(numbers)]
-
-
-def scaled(array, index, factor):
-    """A copy in which array[index] is multiplied."""
-    array = array.copy()
-    array[index] *= factor
-    return array
 
 
 @pytest.mark.parametrize("module, name", [(_heads, "split"), (_cosine, "angles")])

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from support.draw import rng
+from support.experiments import verdicts
 
 from sdpa.lab import _overflow
 from sdpa.lab._experiment import FALSE, HELD, PARTLY
@@ -17,10 +18,6 @@ KINDS = np.float16, np.float32, np.float64
 @pytest.fixture(scope="module")
 def numbers():
     return overflow(**SMALL)
-
-
-def verdicts(numbers):
-    return [finding.verdict for finding in _overflow.EXPERIMENT.findings(numbers)]
 
 
 def changed(array, index, number):
@@ -121,7 +118,7 @@ def test_runs_are_alike_and_pass_their_seeds_through_progress(numbers):
 
 
 def test_verdicts(numbers):
-    assert verdicts(numbers) == [HELD, HELD, HELD, PARTLY, HELD, PARTLY, HELD]
+    assert verdicts(_overflow, numbers) == [HELD, HELD, HELD, PARTLY, HELD, PARTLY, HELD]
 
 
 FALSIFIED = {  # number of the finding: the verdict, and the numbers that give it
@@ -144,7 +141,7 @@ FALSIFIED = {  # number of the finding: the verdict, and the numbers that give i
 
 @pytest.mark.parametrize("finding, verdict, change", FALSIFIED.values(), ids=FALSIFIED)
 def test_falsified(numbers, finding, verdict, change):
-    assert verdicts(numbers._replace(**change(numbers)))[finding] == verdict
+    assert verdicts(_overflow, numbers._replace(**change(numbers)))[finding] == verdict
 
 
 def test_first_failed(numbers):

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from support.draw import rng
+from support.experiments import scaled, verdicts
 
 from sdpa import reference
 from sdpa.lab import _gradients, _saturation
@@ -25,17 +26,6 @@ def sharp():
 @pytest.fixture(scope="module")
 def sizes():
     return gradients(**GRADIENTS)
-
-
-def verdicts(module, numbers):
-    return [finding.verdict for finding in module.EXPERIMENT.findings(numbers)]
-
-
-def scaled(array, index, factor):
-    """A copy in which array[index] is multiplied."""
-    array = array.copy()
-    array[index] *= factor
-    return array
 
 
 # What the experiments share.

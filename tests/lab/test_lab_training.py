@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from support.draw import rng
+from support.experiments import scaled, verdicts
 
 from sdpa import reference
 from sdpa.lab import _recall_model, _training
@@ -18,17 +19,6 @@ SMALL = dict(steps=120, rates=(0.003, 0.01), width=64, heads=2, pairs=8, batch=8
 @pytest.fixture(scope="module")
 def trained():
     return training(**SMALL)
-
-
-def verdicts(numbers):
-    return [finding.verdict for finding in _training.EXPERIMENT.findings(numbers)]
-
-
-def scaled(array, index, factor):
-    """A copy in which array[index] is multiplied."""
-    array = array.astype(float)
-    array[index] *= factor
-    return array
 
 
 # The model.
@@ -169,7 +159,7 @@ def test_steps_needed():
 
 
 def test_verdicts(trained):
-    found = verdicts(trained)
+    found = verdicts(_training, trained)
     del found[3]  # so few steps more at these sizes that another machine may round to another verdict
     assert found == [HELD, HELD, FALSE, FALSE, FALSE]
 
@@ -192,7 +182,7 @@ FALSIFIED = {  # number of the finding: the verdict, and the numbers that give i
 
 @pytest.mark.parametrize("finding, verdict, change", FALSIFIED.values(), ids=FALSIFIED)
 def test_falsified(trained, finding, verdict, change):
-    assert verdicts(trained._replace(**change(trained)))[finding] == verdict
+    assert verdicts(_training, trained._replace(**change(trained)))[finding] == verdict
 
 
 def test_what_never_learns_is_said_so(trained):

@@ -294,3 +294,16 @@ def test_out_that_overlaps_x():
     x = np.ones((4, 3), float32)
     with pytest.raises(ValueError, match="out overlaps x"):
         Linear(np.ones((3, 3), float32))(x, out=x)
+
+
+def test_weights_are_read_from_what_lost_nothing():
+    """Also where the first call was with x of a narrower dtype."""
+    x, weight, bias = draw(7, 20, 33, float32)
+    linear = Linear(weight, bias)
+    of_half = linear(x.astype(bfloat16))
+    assert linear.weight is weight
+    linear(x)
+    np.testing.assert_array_equal(linear.weight, weight)
+    twin = pickle.loads(pickle.dumps(linear))
+    np.testing.assert_array_equal(twin(x), linear(x))
+    np.testing.assert_array_equal(twin(x.astype(bfloat16)), of_half)
