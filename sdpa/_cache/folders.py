@@ -38,8 +38,14 @@ def hidden_folder(path):
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         _unlock(lock)
+
+
+def _remove(folder):
+    """Remove a folder.  Another save may be removing it, too: each goes on to the end, whatever the other was first at,
+    so that the one who renamed it last finds it empty."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lock(folder):
@@ -84,7 +90,7 @@ def remove_leftovers(path):
         lock = _lock(folder)
         if lock is not None and lock >= 0:
             with contextlib.suppress(OSError):
-                shutil.rmtree(folder.rename(_hidden_name(path)))  # an .old folder always is a whole save
+                _remove(folder.rename(_hidden_name(path)))  # an .old folder always is a whole save
             _unlock(lock)
 
 
@@ -111,7 +117,7 @@ def _rename_both(new, path):
     finally:
         with contextlib.suppress(FileNotFoundError):  # another save may have taken it away
             if os.path.lexists(path):
-                shutil.rmtree(old.rename(_hidden_name(path)))
+                _remove(old.rename(_hidden_name(path)))
             else:
                 old.rename(path)
 

@@ -124,6 +124,21 @@ def test_killed_between_two_renames(tmp_path, monkeypatch):
     assert [place.name for place in tmp_path.iterdir()] == ["cache"]
 
 
+def test_two_saves_remove_the_same_folder(tmp_path, monkeypatch):
+    """What one of them finds gone does not keep it from the rest."""
+    path = tmp_path / "cache"
+    numbered(3).save(tmp_path / f".cache.{'0' * 16}.tmp")
+    unlink = os.unlink
+
+    def unlink_as_second(*arguments, **options):
+        unlink(*arguments, **options)  # the other was faster
+        unlink(*arguments, **options)
+
+    monkeypatch.setattr(os, "unlink", unlink_as_second)
+    numbered(4).save(path)
+    assert [place.name for place in tmp_path.iterdir()] == ["cache"]
+
+
 @of_systems
 def test_signals_while_saving(tmp_path, prelude):
     """Killed at any time: one save or the other, and nothing that a third does not clear away."""
