@@ -22,6 +22,7 @@ except ImportError:  # Windows: no locks, so leftovers stay
     fcntl = None  # type: ignore[assignment]
 
 FILES = ("cache.json", "keys.npy", "values.npy", "key_scales.npy", "value_scales.npy")
+OTHER_WAS_FASTER = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)  # what a rename says where another save came between
 GAP_TRIES = 5  # how often a load looks for a folder whose name is changing
 
 
@@ -103,8 +104,8 @@ def put_in_place(new, path):
             elif not _exchange(new, path):
                 _rename_both(new, path)
             return
-        except OSError as error:  # another save was faster
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST) or not new.exists():
+        except OSError as error:
+            if error.errno not in OTHER_WAS_FASTER or not new.exists():
                 raise
 
 
@@ -115,11 +116,15 @@ def _rename_both(new, path):
         path.rename(old)
         new.rename(path)
     finally:
-        with contextlib.suppress(FileNotFoundError):  # another save may have taken it away
-            if os.path.lexists(path):
-                _remove(old.rename(_hidden_name(path)))
-            else:
-                old.rename(path)
+        while os.path.lexists(old):  # another save may have taken it away
+            try:
+                if os.path.lexists(path):
+                    _remove(old.rename(_hidden_name(path)))
+                else:
+                    old.rename(path)
+            except OSError as error:
+                if error.errno not in OTHER_WAS_FASTER:
+                    raise
 
 
 def _exchange(new, path):

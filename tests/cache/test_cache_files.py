@@ -139,6 +139,29 @@ def test_two_saves_remove_the_same_folder(tmp_path, monkeypatch):
     assert [place.name for place in tmp_path.iterdir()] == ["cache"]
 
 
+def test_a_save_puts_its_folder_back_where_another_has_just_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_exchange", lambda new, path: False)
+    path, other = tmp_path / "cache", tmp_path / "other"
+    numbered(3).save(path)
+    numbered(5).save(other)
+    lexists, removed = os.path.lexists, []
+
+    def lexists_before_the_other(name):
+        """The other takes away what has just got its place, and puts its own there after the answer."""
+        if any(tmp_path.glob("*.old")) and name == path and not removed:
+            shutil.rmtree(path)
+            removed.append(path)
+            answer = lexists(name)
+            other.rename(path)
+            return answer
+        return lexists(name)
+
+    monkeypatch.setattr(os.path, "lexists", lexists_before_the_other)
+    numbered(4).save(path)
+    assert removed and number_of(KVCache.load(path)) == 5
+    assert [place.name for place in tmp_path.iterdir()] == ["cache"]
+
+
 @of_systems
 def test_signals_while_saving(tmp_path, prelude):
     """Killed at any time: one save or the other, and nothing that a third does not clear away."""
