@@ -8,11 +8,13 @@
  *                                      with gates, ROWS / 2 gates and then what they weigh
  *     s[row][ROWS]                     sums of one panel; finished there, then written
  *
- * Parts of LONGEST_SUM steps of a panel (32 KB) stay in the first-level cache while the rows of a block go by. */
+ * Parts of LONGEST_SUM steps of a panel (32 KB) stay in the first-level cache while the rows of a block go by.  After
+ * the last part the sums of a tile are finished and written at once, so that writing spreads over the time of a panel. */
 #ifndef SDPA_LAYER_LINEAR_H
 #define SDPA_LAYER_LINEAR_H
 
 #include "forward/product.h"
+#include "memory/prefetch.h"
 #include "layer/activations.h"
 
 /* Features of the result in a panel. */
@@ -88,16 +90,78 @@ static inline ALWAYS_INLINE void write_linear(const sdpa_linear *l, int64_t row,
     }
 }
 
-/* One panel for one block of rows.  *copied: the first row of the block whose copy the scratch holds, if any. */
-static void linear(const sdpa_linear *l, int64_t row, int rows, int64_t panel, void *scratch, int64_t *copied)
+/* A tile holds the sums of so many rows, at most, and of all features of a panel. */
+enum { HIGHEST = TILE / VECTORS };
+_Static_assert(HIGHEST <= 6, "sum_rows must know all heights");
+
+/* What a panel holds comes from far, and the first-level cache has room for one part of it.  While that is in use the
+ * tiles ask for the next one, each for its share; a single tile asks for what it is about to read itself. */
+enum { STEP_BYTES = ROWS * SDPA_REAL_BYTES, STEP_LINES = (STEP_BYTES + LINE - 1) / LINE }; /* of a panel for one k */
+/* So many bytes.  From memory, 6 rows took 1.3 times as long with 4096, and one row 1.2 times as long with 16384. */
+enum { AHEAD = 12288 };
+
+/* s[row][ROWS] += x[row][k] * w[k][ROWS] over the k of one part; the `first` part begins with 0. */
+typedef struct {
+    int64_t count;
+    const real *x, *w;
+    ptrdiff_t stride; /* from row to row of x */
+    int first;
+    real *s;
+    const char *soon; /* what is asked for, */
+    ptrdiff_t pace;   /* and bytes from that of one k to that of the next */
+} part_of_sums;
+
+/* `sharers`: by how many tiles the lines of a step are shared, at least. */
+static inline ALWAYS_INLINE void sum_tile(const int height, const int vectors, const int sharers, const part_of_sums p)
 {
-    real *s = scratch, high[ROWS] = {0};
-    const int64_t first = panel * panel_width(l), left = l->gated ? ROWS : l->outs - first;
-    const sdpa_segment all = {0, rows, 0, left < ROWS ? (int)((left + VL - 1) / VL) : VECTORS};
-    const operand x = read_linear(l, row, rows, s + l->block_rows * ROWS, *copied == row);
+    vf sum[TALLEST][SDPA_MAX_VECTORS];
+    set_to_zero(height, vectors, sum);
+    for (int64_t k = 0; k < p.count; ++k) {
+        UNROLL_FOR (int line = 0; line < (STEP_LINES + sharers - 1) / sharers; ++line)
+            PREFETCH(p.soon + k * p.pace + line * LINE, sharers == 1 ? 3 : 2);
+        multiply(height, 0, vectors, sum, 1, p.x + k, p.stride, 1, p.w + k * ROWS, ROWS);
+    }
+    if (!p.first)
+        UNROLL_FOR (int i = 0; i < height; ++i)
+            UNROLL_FOR (int v = 0; v < vectors; ++v) sum[i][v] = vf_add(vf_load(p.s + i * ROWS + v * VL), sum[i][v]);
+    UNROLL_FOR (int i = 0; i < height; ++i)
+        UNROLL_FOR (int v = 0; v < vectors; ++v) vf_store(p.s + i * ROWS + v * VL, sum[i][v]);
+}
+
+static inline ALWAYS_INLINE void sum_rows(int rows, const int vectors, const int sharers, const part_of_sums *p)
+{
+#define OF_HEIGHT(height)                                                                                              \
+    case height:                                                                                                       \
+        if (height <= HIGHEST) sum_tile(height <= HIGHEST ? height : 1, vectors, sharers, *p);                         \
+        break
+    switch (rows) {
+        OF_HEIGHT(1);
+        OF_HEIGHT(2);
+        OF_HEIGHT(3);
+        OF_HEIGHT(4);
+        OF_HEIGHT(5);
+        OF_HEIGHT(6);
+    }
+#undef OF_HEIGHT
+}
+
+static void sum_part(int rows, int vectors, int tiles, const part_of_sums *p)
+{
+#define SUM_ROWS(vectors) sum_rows(rows, vectors, 4, p)
+    if (vectors < VECTORS || tiles >= 4)
+        WITH_VECTORS(vectors, SUM_ROWS);
+    else if (tiles > 1)
+        sum_rows(rows, VECTORS, 2, p);
+    else
+        sum_rows(rows, VECTORS, 1, p);
+#undef SUM_ROWS
+}
+
+/* What follows the sums: rows that are in the first-level cache. */
+static void finish_rows(const sdpa_linear *l, int64_t row, int rows, int64_t panel, real *s)
+{
+    const int64_t first = panel * panel_width(l);
     const real *bias = l->bias ? (const real *)l->bias + panel * ROWS : NULL;
-    *copied = row;
-    segment_products(all, x, l->ins, (const real *)l->weights + panel * steps(l->ins) * ROWS, s, high, NULL, NULL);
     if (l->activation || l->gated) {
         finish_sums(l, rows, bias, s);
         bias = NULL;
@@ -108,6 +172,32 @@ static void linear(const sdpa_linear *l, int64_t row, int rows, int64_t panel, v
         write_linear(l, row, rows, first, bias, s, SDPA_BFLOAT16);
     else
         write_linear(l, row, rows, first, bias, s, REAL_DTYPE);
+}
+
+/* One panel for one block of rows.  *copied: the first row of the block whose copy the scratch holds, if any. */
+static void linear(const sdpa_linear *l, int64_t row, int rows, int64_t panel, void *scratch, int64_t *copied)
+{
+    real *s = scratch;
+    const int64_t left = l->gated ? ROWS : l->outs - panel * panel_width(l), count = steps(l->ins);
+    const int vectors = left < ROWS ? (int)((left + VL - 1) / VL) : VECTORS, tiles = (rows + HIGHEST - 1) / HIGHEST;
+    const operand x = read_linear(l, row, rows, s + l->block_rows * ROWS, *copied == row);
+    const real *w = (const real *)l->weights + panel * count * ROWS;
+    part_of_sums part = {.stride = x.stride / (ptrdiff_t)sizeof(real), .pace = (STEP_BYTES + tiles - 1) / tiles};
+    int64_t k = 0, end;
+    *copied = row;
+    do {
+        end = count - k < LONGEST_SUM ? count : k + LONGEST_SUM;
+        part.count = end - k, part.first = k == 0, part.w = w + k * ROWS;
+        part.soon = tiles == 1 ? (const char *)part.w + AHEAD : (const char *)(w + end * ROWS);
+        for (int tile = 0; tile < tiles; ++tile) {
+            const int i = rows * tile / tiles, height = rows * (tile + 1) / tiles - i; /* as equal as can be */
+            part.x = (const real *)x.at + i * part.stride + k, part.s = s + i * ROWS;
+            sum_part(height, vectors, tiles, &part);
+            part.soon += part.count * part.pace;
+            if (end == count) finish_rows(l, row + i, height, panel, part.s);
+        }
+        k = end;
+    } while (k < count);
 }
 
 #endif

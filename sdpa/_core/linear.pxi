@@ -5,8 +5,9 @@ from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
 import numpy as np
 
-# Tiles of rows that are done together: a panel is read from far once for so many, which costs nothing then.
-cdef int64_t LINEAR_TILES = 20
+# Tiles of rows that are done together: a panel is read from far once for so many, which costs nothing then.  22 are
+# the 128 rows that calls often have; 20 to 32 take as long.
+cdef int64_t LINEAR_TILES = 22
 # Below this many multiply-adds, with those of LINEAR_READING rows for reading the weights, one thread does the work.
 cdef double LINEAR_SMALL = 1 << 20, LINEAR_READING = 8
 
