@@ -10,7 +10,6 @@ static inline ALWAYS_INLINE void activate(vf *x, const int count, const int acti
     vf factor[4];
     UNROLL_FOR (int i = 0; i < count; ++i) {
         if (activation == SDPA_RELU) x[i] = vf_select(vf_lt(x[i], vf_set1(0)), vf_set1(0), x[i]);
-        if (activation == SDPA_GELU) factor[i] = vf_mul(x[i], vf_set1((real)0.70710678118654752440));
         /* tanh(y) + 1 is twice the sigmoid of 2 y: here y = sqrt(2 / pi) (x + 0.044715 x^3). */
         if (activation == SDPA_GELU_TANH) {
             const vf square = vf_mul(x[i], x[i]);
@@ -18,15 +17,12 @@ static inline ALWAYS_INLINE void activate(vf *x, const int count, const int acti
                 vf_fma(square, vf_set1((real)(1.5957691216057307117 * 0.044715)), vf_set1((real)1.5957691216057307117));
             factor[i] = vf_mul(factor[i], x[i]);
         }
-        if (activation == SDPA_SILU) factor[i] = x[i];
+        if (activation == SDPA_GELU || activation == SDPA_SILU) factor[i] = x[i];
     }
-    if (activation == SDPA_GELU) erf_all(factor, count);
+    if (activation == SDPA_GELU) normal_all(factor, count);
     if (activation == SDPA_GELU_TANH || activation == SDPA_SILU) sigmoid_all(factor, count);
-    UNROLL_FOR (int i = 0; i < count; ++i) {
-        const vf half = vf_set1((real)0.5);
-        if (activation == SDPA_GELU) factor[i] = vf_fma(factor[i], half, half);
-        if (activation >= SDPA_GELU) x[i] = vf_mul(x[i], factor[i]);
-    }
+    if (activation >= SDPA_GELU)
+        UNROLL_FOR (int i = 0; i < count; ++i) x[i] = vf_mul(x[i], factor[i]);
 }
 
 #endif

@@ -12,13 +12,13 @@ static const real EXP2_POLY[] = {0x1.5bba18p-10f, 0x1.3cea88p-7f, 0x1.c6b752p-5f
 /* (2**f - 1) / f, relative error 1.1e-8: for tanh, where small arguments must keep their digits. */
 static const real EXPM1_POLY[] = {0x1.4308fap-13f, 0x1.5f07b4p-10f, 0x1.3b2ba0p-7f,
                                   0x1.c6af6ep-5f,  0x1.ebfbdep-3f,  0x1.62e430p-1f};
-/* erf(z) / z for |z| <= ERF_END, as a polynomial in 2 (z / ERF_END)**2 - 1; relative error 2.5e-8.  From there on erf
- * rounds to 1. */
-static const real ERF_POLY[] = {-0x1.ba7774p-11f, 0x1.1316acp-9f, -0x1.6d8f8cp-10f, 0x1.f74f1ep-10f,
-                                -0x1.f60b22p-8f,  0x1.d1a1aep-7f, -0x1.479916p-6f,  0x1.e690a6p-6f,
-                                -0x1.63d5bap-5f,  0x1.de6146p-5f, -0x1.2f2f66p-4f,  0x1.7315d0p-4f,
-                                -0x1.bf32b8p-4f,  0x1.129aecp-3f, -0x1.70dccap-3f,  0x1.7164fep-2f};
-#define ERF_END 3.92
+/* (Phi(x) - 1/2) / x for |x| <= NORMAL_END, as a polynomial in 2 (x / NORMAL_END)**2 - 1: Phi has an error of 2.3e-8.
+ * At the end it is 4.4e-8 from 0 and 1. */
+static const real NORMAL_POLY[] = {0x1.5e88acp-12f, -0x1.d183a0p-11f, 0x1.a4a3dcp-11f, -0x1.2c555ap-10f,
+                                   0x1.bc63c2p-9f,  -0x1.9b01b0p-8f,  0x1.2ec40cp-7f,  -0x1.bd0f26p-7f,
+                                   0x1.3c2080p-6f,  -0x1.a2550cp-6f,  0x1.070670p-5f,  -0x1.42ca2ep-5f,
+                                   0x1.9070c6p-5f,  -0x1.0e00fep-4f,  0x1.0ea424p-3f};
+#define NORMAL_END 5.35
 #else
 /* Relative error 3.4e-18 and 2.4e-19. */
 static const real EXP2_POLY[] = {0x1.e79ba5e93dac6p-32, 0x1.e61b4f5049cd6p-28, 0x1.b5267cea5f68ep-24,
@@ -29,23 +29,22 @@ static const real EXPM1_POLY[] = {0x1.c3bd5d1e60ec9p-36, 0x1.e9ebc1b5e2d26p-32, 
                                   0x1.b524ec0c0172dp-24, 0x1.62c0221b620dcp-20, 0x1.ffcbfc6d8d398p-17,
                                   0x1.430912f874164p-13, 0x1.5d87fe78a3fe5p-10, 0x1.3b2ab6fba4e60p-7,
                                   0x1.c6b08d704a0c6p-5,  0x1.ebfbdff82c58fp-3,  0x1.62e42fefa39efp-1};
-/* Relative error 2.5e-19. */
-static const real ERF_POLY[] = {
-    0x1.c378850af5c09p-23, -0x1.35e622aee6225p-21, -0x1.72ef1a0a6dd37p-21, 0x1.3485eb0b3fe50p-19,
-    0x1.0ab53d0008525p-18, -0x1.89ccde1837a9bp-17, -0x1.1762c08bb9d44p-23, 0x1.234632b92382bp-17,
-    0x1.e9b23ba9efd9cp-16, -0x1.2cba696a29e48p-14, 0x1.2bc01bf644714p-14,  -0x1.d0523ac4fbb1bp-14,
-    0x1.12612f90e9babp-12, -0x1.ed1fea6dcf090p-12, 0x1.80e9062904602p-11,  -0x1.33c045e5c4329p-10,
-    0x1.eaebb6c4ba3ddp-10, -0x1.75d45c5506ab7p-9,  0x1.11b17c83a8f1fp-8,   -0x1.84e7a35a98864p-8,
-    0x1.0baa4f2e4fd20p-7,  -0x1.6448e7da834ccp-7,  0x1.caf204bf52c79p-7,   -0x1.1e6362b39a8eep-6,
-    0x1.5ab83376c11edp-6,  -0x1.97efc99e4f30bp-6,  0x1.d3a11302051a2p-6,   -0x1.05fc27400c0a5p-5,
-    0x1.200b4e250c629p-5,  -0x1.382026c4a9b10p-5,  0x1.4ee87dba4fc9ap-5,   -0x1.658362905c49cp-5,
-    0x1.7d6437c9fbf4dp-5,  -0x1.984945f0a9ca7p-5,  0x1.b85e157b03ab3p-5,   -0x1.e0ac4a8800101p-5,
-    0x1.0b167d2003aadp-4,  -0x1.3141d04366724p-4,  0x1.6e4fd26eec173p-4,   -0x1.e86a96f584e1dp-4,
-    0x1.e86a9a7601801p-3};
-#define ERF_END 5.93
+/* The error of Phi is 1.6e-18, and 5.2e-17 at the end. */
+static const real NORMAL_POLY[] = {
+    0x1.0b94b28bcd0a8p-22, -0x1.74b72e908c3bbp-21, -0x1.74899c43b1a04p-21, 0x1.58dcd987480e2p-19,
+    0x1.06850bdd6b54fp-18, -0x1.9f06b9a3683a7p-17, 0x1.34589e4f8a704p-20,  0x1.0ed7071a3647ap-17,
+    0x1.b5bb2e1860e0dp-16, -0x1.143cb124c839fp-14, 0x1.18ebcaf33e05fp-14,  -0x1.9678c30228b7dp-14,
+    0x1.c0a13ed5af047p-13, -0x1.854ecf61e9f1ep-12, 0x1.2492cb7cd570ap-11,  -0x1.bdcce68b5cb85p-11,
+    0x1.526c89b1e5b40p-10, -0x1.eb2ba2cdda4f5p-10, 0x1.56607ef1ece0ep-9,   -0x1.cea3b1bd463c2p-9,
+    0x1.2eb67d2a1e732p-8,  -0x1.7f3afcf046243p-8,  0x1.d5ff00d6cdfd6p-8,   -0x1.17c0ba6d6f1bbp-7,
+    0x1.4404acd8bd4abp-7,  -0x1.6e3e0844e2e95p-7,  0x1.9587764366900p-7,   -0x1.b9d1f4efdd254p-7,
+    0x1.dbe97b5fedebbp-7,  -0x1.fd56349644865p-7,  0x1.1018565f18a05p-6,   -0x1.2385c4690df60p-6,
+    0x1.3a8d20a49710ap-6,  -0x1.57653ff241fd7p-6,  0x1.7da38810ef678p-6,   -0x1.b42f5a2fcf324p-6,
+    0x1.05b6d573d96f0p-5,  -0x1.5cf3f004e7cffp-5,  0x1.5cf3f39176f2cp-4};
+#define NORMAL_END 8.3
 #endif
 enum { EXP2_TERMS = sizeof EXP2_POLY / sizeof(real), EXPM1_TERMS = sizeof EXPM1_POLY / sizeof(real) };
-enum { ERF_TERMS = sizeof ERF_POLY / sizeof(real) };
+enum { NORMAL_TERMS = sizeof NORMAL_POLY / sizeof(real) };
 
 /* Added to x, it leaves round(x) + REAL_BIAS in the low bits of the mantissa: the rounding is that of the addition,
  * and a shift by the width of the mantissa turns those bits into the number 2**round(x).  For round(x) = -REAL_BIAS
@@ -101,22 +100,19 @@ static inline vf vf_tanh(vf x)
     return vf_select(vf_lt(x, vf_set1(0)), vf_sub(vf_set1(0), y), y);
 }
 
-/* x = erf(x) for `count` vectors, relative error below 4 ulp; +-1 for large |x|, NaN for NaN. */
-static inline ALWAYS_INLINE void erf_all(vf *x, const int count)
+/* x = Phi(x), the normal distribution, (1 + erf(x / sqrt 2)) / 2, for `count` vectors; within a rounding of 1.  Beyond
+ * the end the polynomial stands still, and x times it goes past 0 and 1; NaN for NaN. */
+static inline ALWAYS_INLINE void normal_all(vf *x, const int count)
 {
-    const vf end = vf_set1((real)ERF_END), one = vf_set1(1), zero = vf_set1(0);
+    const vf zero = vf_set1(0), half = vf_set1((real)0.5), one = vf_set1(1);
+    const vf end = vf_set1((real)(NORMAL_END * NORMAL_END)), scale = vf_set1((real)(2 / (NORMAL_END * NORMAL_END)));
     vf at[4], poly[4];
-    UNROLL_FOR (int i = 0; i < count; ++i) {
-        const vf size = vf_abs(x[i]), inside = vf_select(vf_lt(end, size), end, size); /* keeps NaN */
-        at[i] = vf_sub(vf_mul(vf_mul(inside, inside), vf_set1((real)(2 / (ERF_END * ERF_END)))), one);
-    }
-    UNROLL_FOR (int i = 0; i < count; ++i) poly[i] = vf_set1(ERF_POLY[0]);
-    UNROLL_FOR (int term = 1; term < ERF_TERMS; ++term)
-        UNROLL_FOR (int i = 0; i < count; ++i) poly[i] = vf_fma(poly[i], at[i], vf_set1(ERF_POLY[term]));
-    UNROLL_FOR (int i = 0; i < count; ++i) {
-        const vf sign = vf_select(vf_lt(x[i], zero), vf_set1(-1), one);
-        x[i] = vf_select(vf_lt(end, vf_abs(x[i])), sign, vf_mul(poly[i], x[i]));
-    }
+    UNROLL_FOR (int i = 0; i < count; ++i) /* these operand orders keep a NaN */
+        at[i] = vf_sub(vf_mul(vf_min(end, vf_mul(x[i], x[i])), scale), one);
+    UNROLL_FOR (int i = 0; i < count; ++i) poly[i] = vf_set1(NORMAL_POLY[0]);
+    UNROLL_FOR (int term = 1; term < NORMAL_TERMS; ++term)
+        UNROLL_FOR (int i = 0; i < count; ++i) poly[i] = vf_fma(poly[i], at[i], vf_set1(NORMAL_POLY[term]));
+    UNROLL_FOR (int i = 0; i < count; ++i) x[i] = vf_min(one, vf_max(zero, vf_fma(poly[i], x[i], half)));
 }
 
 /* x = 1 / (1 + exp(-x)) for `count` vectors; neither side overflows or cancels. */
