@@ -232,6 +232,8 @@ typedef struct {
     int gated; /* half of the vectors of a panel are gates: out = act(gate) * sum */
 } sdpa_linear;
 
+enum { SDPA_NORM_TOGETHER = 4096 }; /* numbers of scratch, at least: of several rows */
+
 /* The norm of rows; see norm.h.  Arrays are (rows, size). */
 typedef struct {
     sdpa_array x, out;

@@ -10,7 +10,7 @@ cdef extern from "threads.h" nogil:
 
 cdef extern from "sdpa.h" nogil:
     int SDPA_BOOL, SDPA_INT8, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64
-    enum: SDPA_MAX_BUNDLE, SDPA_PURPOSES, SDPA_COPIES
+    enum: SDPA_MAX_BUNDLE, SDPA_PURPOSES, SDPA_COPIES, SDPA_NORM_TOGETHER
     int SDPA_FOR_FLOAT, SDPA_FOR_DOUBLE, SDPA_FOR_BFLOAT16
 
     ctypedef struct sdpa_array:

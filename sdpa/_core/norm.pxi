@@ -50,7 +50,7 @@ def norm(
     n.eps, n.centred = eps, centred
     call.unit_rows = max(1, NORM_AT_ONCE // max(1, n.size))
     hire(&c, threads_if_worth(threads, n.rows * n.size < NORM_SMALL),
-         (n.size + 15) // 16 * 16 * call.table.real_bytes, 0)
+         max(SDPA_NORM_TOGETHER, (n.size + 15) // 16 * 16) * call.table.real_bytes, 0)
     with nogil:
         share(&c, run_norm, &call, (n.rows + call.unit_rows - 1) // call.unit_rows, EQUALLY, 1, 4 * NORM_AT_ONCE)
     dismiss(&c)
