@@ -71,7 +71,7 @@ static inline ALWAYS_INLINE void write_linear(const sdpa_linear *l, int64_t row,
 {
     const sdpa_array *more = &l->residual;
     const int64_t left = l->outs - first;
-    const int adjacent = l->out.column == l->out.itemsize, width = panel_width(l);
+    const int adjacent = writes_adjacent(&l->out, l->out.column), width = panel_width(l);
     char *at = l->out.data + row * l->out.row + first * l->out.column;
     const char *more_at = more->data ? more->data + row * more->row + first * more->column : NULL;
     for (int i = 0; i < rows; ++i, at += l->out.row, s += ROWS) {
@@ -174,7 +174,8 @@ static void finish_rows(const sdpa_linear *l, int64_t row, int rows, int64_t pan
         write_linear(l, row, rows, first, bias, s, REAL_DTYPE);
 }
 
-/* One panel for one block of rows.  *copied: the first row of the block whose copy the scratch holds, if any. */
+/* One panel for one block of rows.  *copied: the first row of the block that the thread had before, whose copy the
+ * scratch holds, if there is one.  Other rows come from far: each tile asks for those of the next. */
 static void linear(const sdpa_linear *l, int64_t row, int rows, int64_t panel, void *scratch, int64_t *copied)
 {
     real *s = scratch;
@@ -183,6 +184,7 @@ static void linear(const sdpa_linear *l, int64_t row, int rows, int64_t panel, v
     const operand x = read_linear(l, row, rows, s + l->block_rows * ROWS, *copied == row);
     const real *w = (const real *)l->weights + panel * count * ROWS;
     part_of_sums part = {.stride = x.stride / (ptrdiff_t)sizeof(real), .pace = (STEP_BYTES + tiles - 1) / tiles};
+    const int new_rows = *copied != row;
     int64_t k = 0, end;
     *copied = row;
     do {
@@ -192,6 +194,8 @@ static void linear(const sdpa_linear *l, int64_t row, int rows, int64_t panel, v
         for (int tile = 0; tile < tiles; ++tile) {
             const int i = rows * tile / tiles, height = rows * (tile + 1) / tiles - i; /* as equal as can be */
             part.x = (const real *)x.at + i * part.stride + k, part.s = s + i * ROWS;
+            for (int next = height; new_rows && next < 2 * height && i + next < rows; ++next)
+                fetch((const char *)(part.x + next * part.stride), part.count * (ptrdiff_t)sizeof(real), 0);
             sum_part(height, vectors, tiles, &part);
             part.soon += part.count * part.pace;
             if (end == count) finish_rows(l, row + i, height, panel, part.s);

@@ -81,12 +81,10 @@ class Linear:
                 raise ValueError(f"residual has shape {residual.shape}: it must be that of the result, {shape}")
         if out is not None:
             check_out(out, shape, x.dtype, {"x": x, "residual": None if out is residual else residual})
-        return self.apply(
-            x, self.threads if threads is None else threads, None if out is None else out.dtype, out, residual
-        )
+        return self.apply(x, self.threads if threads is None else threads, None, out, residual)
 
     def apply(self, x, threads, dtype=None, out=None, residual=None):
-        """The same of checked arguments; the result has the dtype of x, or a wider one."""
+        """The same of checked arguments.  dtype : of the weights, and of a new result: that of x, or a wider one."""
         panels = self._panels(x.dtype if dtype is None else dtype)
         return _core.linear(panels, x, out, residual, self._activation, threads)
 

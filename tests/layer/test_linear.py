@@ -232,6 +232,15 @@ def test_out_may_be_the_residual_and_wider():
     wide = linear(x, out=np.empty((7, 33), float32))
     np.testing.assert_array_equal(wide.astype(bfloat16), linear(x))
     assert np.abs(wide - exact(x, weight, bias)).max() < 1e-4
+    assert len(linear._packed) == 1  # weights stay in the dtype of x
+
+
+@on_kernels(WIDE, HALF)
+def test_a_wider_out_takes_the_sums_unrounded(kernel, dtype):
+    x, weight, bias = draw(7, 20, 133, dtype)
+    out = Linear(weight, bias, activation="relu")(x, out=np.empty((7, 133), float64))
+    error = np.abs(out - np.maximum(exact(x, weight, bias), 0))
+    assert (error <= 30 * sum_eps(dtype) * exact_size(x, weight, bias)).all()
 
 
 def test_given_weights_are_not_kept_once_they_are_packed():
