@@ -122,7 +122,7 @@ def compare(arguments):
         **known,
         "machine": here.describe(),
         "bounds": {w.name: w.bound(here, read_seconds(results[w.name])) for w in chosen},
-        "kv_bytes": {w.name: w.kv_bytes for w in chosen if read_seconds(results[w.name]) is not None},
+        "read_bytes": {w.name: w.read_bytes for w in chosen if read_seconds(results[w.name]) is not None},
         "results": every,
     }
 

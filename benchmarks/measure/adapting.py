@@ -60,11 +60,6 @@ def full_mask(mask, workload):
     return np.ascontiguousarray(np.broadcast_to(mask, (*mask.shape[:-2], workload.M, workload.N)))
 
 
-def as_layer_result(out):
-    """What a layer gives, (B, M, W), with the axes of all results."""
-    return out[:, None]
-
-
 def as_bits(array):
     """The same memory as unsigned integers: of some dtypes libraries know the bits, not the name."""
     return array.view(f"u{array.dtype.itemsize}")

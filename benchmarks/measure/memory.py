@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ def usage(adapter, workload):
     keeps for the next call is counted.
     """
     require(Path("/proc/self/clear_refs").exists(), "the system does not say the peak of a process")
-    warm(adapter, replace(workload, M=min(workload.M, FEW), N=min(workload.N, FEW)))
+    warm(adapter, workload.shortened(FEW))
     call = adapter(workload)[0]  # the other one, for checks, may hold arrays of its own
     prepared = settled()
     for _ in range(WARM_CALLS):
@@ -97,7 +97,7 @@ def status():
 def measure(implementation, workload):
     """In a process of its own: {"extra": bytes, "kept": bytes}, or {"unsupported": why}."""
     with contextlib.closing(Process(implementation, {})) as process:
-        return process.ask(do="memory", sizes=asdict(workload))
+        return process.ask(do="memory", sizes=workload.as_json())
 
 
 def add_to(results, progress):

@@ -88,18 +88,13 @@ class Expected(NamedTuple):
     allowed: float
 
 
-def check(workload, arrays, options):
-    """What is expected: of the result, and if it is asked for of the gradients of query, key and value.
+def check_attention(workload, arrays, options):
+    """What is expected of the result.
 
     The error that passes is ERROR_FACTOR times NumPy's in the workload's own dtype, plus ERROR_ROUNDINGS of the terms
     summed, in the type of the sums.  A half type has no more than that: its own roundings are many, and all in NumPy's
-    error.  Of gradients, whose sums grow with the length, one rounding of the largest to its own dtype is added: few
-    are that large, and NumPy's may be rounded luckily.
+    error.
     """
-    if workload.kind == "backward":
-        return check_gradients(workload, arrays, options)
-    if workload.kind == "layer":
-        return check_layer(workload, arrays)
     rows = sample_rows(workload.M)
     exact = attention(workload, rows, arrays, options, np.float64)
     naive = attention(workload, rows, arrays, options, workload.dtype)
@@ -109,6 +104,11 @@ def check(workload, arrays, options):
 
 
 def check_gradients(workload, arrays, options):
+    """What is expected of the result, and of the gradients of query, key and value.
+
+    Their sums grow with the length, so one rounding of the largest to its own dtype is added: few are that large, and
+    NumPy's may be rounded luckily.
+    """
     exact, naive = (gradients(workload, arrays, options, dtype) for dtype in (np.float64, workload.dtype))
     rounding = float(ml_dtypes.finfo(workload.dtype).eps) / 2
     largest = largest_terms(workload, arrays, options)
@@ -122,12 +122,12 @@ def check_gradients(workload, arrays, options):
 def check_layer(workload, arrays):
     exact, naive = (layer(workload, arrays, dtype) for dtype in (np.float64, workload.dtype))
     rows = sample_rows(workload.M)
-    # The terms of the last product are as large as the result, by the weights that draw_layer draws.
-    return [Expected(rows, exact[:, :, rows], allowed(exact, naive, np.abs(exact).max()))]
+    # The terms of the last product are as large as the result, by the weights that Layer.draw draws.
+    return [Expected(rows, exact[:, rows], allowed(exact, naive, np.abs(exact).max()))]
 
 
 def layer(workload, arrays, dtype):
-    """The result (B, 1, M, W) of a layer, computed in `dtype`."""
+    """The result (B, M, W) of a layer, computed in `dtype`."""
     x, in_weight, in_bias, out_weight, out_bias = (rounded(array, dtype) for array in arrays)
     B, M, D = workload.B, workload.M, workload.D
     heads = rounded(x @ in_weight.T + in_bias, dtype).reshape(B, M, -1, D)
@@ -137,7 +137,7 @@ def layer(workload, arrays, dtype):
         for h in range(workload.H):
             g = h * workload.G // workload.H
             out[b, :, h] = head(query[b, :, h], key[b, :, g], value[b, :, g], dtype)
-    return rounded(out.reshape(B, 1, M, -1) @ out_weight.T + out_bias, dtype)
+    return rounded(out.reshape(B, M, -1) @ out_weight.T + out_bias, dtype)
 
 
 def allowed(exact, naive, terms):
@@ -193,9 +193,9 @@ def judge(outputs, checks):
     judged = []
     for output, (rows, exact, limit) in zip(outputs, checks, strict=True):
         got = np.asarray(output)
-        if got.shape != (*exact.shape[:2], rows[-1] + 1, exact.shape[3]):
+        if got.shape != (*exact.shape[:-2], rows[-1] + 1, exact.shape[-1]):
             raise ValueError(f"result of shape {got.shape}")
-        judged.append((largest_error(got[:, :, rows], exact), float(limit)))
+        judged.append((largest_error(got[..., rows, :], exact), float(limit)))
     return max(judged, key=lambda pair: np.nan_to_num(pair[0] / pair[1], nan=np.inf))
 
 

@@ -4,7 +4,6 @@ python -m benchmarks.measure.trial torch,ort_* --only decode
 """
 
 import argparse
-import dataclasses
 import sys
 import tempfile
 from pathlib import Path
@@ -24,7 +23,7 @@ def expect(workloads, folder):
     for workload in workloads:
         small = workload.shrunk()
         file = str(Path(folder) / f"{workload.name}.npz")
-        oracle.save(file, oracle.check(small, *small.draw()))
+        oracle.save(file, small.expected())
         expected[workload.name] = small, file
     return expected
 
@@ -35,7 +34,7 @@ def trials(name, expected):
     try:
         for workload, (small, file) in expected.items():
             check = None if name == READ else file  # which compares what it read itself
-            yield workload, process.ask(do="trial", sizes=dataclasses.asdict(small), check=check)
+            yield workload, process.ask(do="trial", sizes=small.as_json(), check=check)
     finally:
         process.close()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import sdpa
 from benchmarks.measure import memory, oracle
 from benchmarks.peers import IMPLEMENTATIONS, adapter_of
-from benchmarks.workloads import KEEP_BYTES, NAMED, Workload
+from benchmarks.workloads import KEEP_BYTES, NAMED, restored
 
 SAMPLE_SECONDS = 100e-6  # short calls are timed several at a time, so that reading the clock does not count
 WARM_SECONDS = 0.02  # before a slice the threads are woken by calls for so long
@@ -35,7 +35,7 @@ class Worker:
         return {**judged(call, result, check), "estimate": expected_seconds}
 
     def trial(self, sizes, check):
-        workload = Workload(**sizes)
+        workload = restored(sizes)
         call, result = adapter_of(self._implementation, workload)(workload)
         call()
         return judged(call, result, check)
@@ -54,7 +54,7 @@ class Worker:
         return {"samples": samples}
 
     def memory(self, sizes):
-        workload = Workload(**sizes)
+        workload = restored(sizes)
         return memory.usage(adapter_of(self._implementation, workload), workload)._asdict()
 
     def origin(self):

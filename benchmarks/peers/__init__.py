@@ -8,7 +8,7 @@ lets what it raises itself pass.  Libraries are imported in the adapters, so tha
 nobody's way.
 
 Workloads of the kinds "backward" and "layer" have adapters of their own.  Of "backward" `result(call())` is a tuple,
-the outcome and the gradients of query, key and value; of "layer" the axes are (B, 1, M, W).
+the outcome and the gradients of query, key and value; of "layer" the axes are (B, M, W).
 """
 
 import argparse

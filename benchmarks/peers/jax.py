@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.measure.adapting import as_layer_result, boolean_mask, causal_or_mask, require_scores_fit
+from benchmarks.measure.adapting import boolean_mask, causal_or_mask, require_scores_fit
 
 
 def jax_peer(workload):
@@ -68,7 +68,7 @@ def jax_layer_peer(workload):
     import jax
 
     jax.config.update("jax_enable_x64", workload.dtype == np.float64)
-    x, *weights = map(jax.device_put, workload.draw_layer())
+    x, *weights = map(jax.device_put, workload.draw())
     B, M, H, D = workload.B, workload.M, workload.H, workload.D
 
     def layer(x, in_weight, in_bias, out_weight, out_bias):
@@ -77,4 +77,4 @@ def jax_layer_peer(workload):
         return out.reshape(B, M, -1) @ out_weight.T + out_bias
 
     compiled = jax.jit(layer)
-    return lambda: compiled(x, *weights).block_until_ready(), lambda out: as_layer_result(np.asarray(out))
+    return lambda: compiled(x, *weights).block_until_ready(), np.asarray

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.measure.adapting import additive_mask, as_layer_result, require_scores_fit
+from benchmarks.measure.adapting import additive_mask, require_scores_fit
 from benchmarks.measure.oracle import arithmetic
 
 
@@ -32,7 +32,7 @@ def numpy_peer(workload):
 def numpy_layer_peer(workload):
     """Half types are widened for the products, x in every call."""
     wide = arithmetic(workload.dtype)
-    x, *weights = workload.draw_layer()
+    x, *weights = workload.draw()
     in_weight, in_bias, out_weight, out_bias = (weight.astype(wide) for weight in weights)
     B, M, H, D = workload.B, workload.M, workload.H, workload.D
 
@@ -46,4 +46,4 @@ def numpy_layer_peer(workload):
         out = (scores @ value).swapaxes(1, 2).reshape(B, M, -1)
         return (out @ out_weight.T + out_bias).astype(workload.dtype, copy=False)
 
-    return call, as_layer_result
+    return call, np.asarray

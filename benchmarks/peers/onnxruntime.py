@@ -8,7 +8,6 @@ import numpy as np
 from benchmarks.measure.adapting import (
     THREADS,
     additive_mask,
-    as_layer_result,
     causal_or_mask,
     full_mask,
     mask_or_bias,
@@ -166,7 +165,7 @@ def ort_layer(workload, nodes_to_heads):
     from onnx import helper, numpy_helper
 
     require(workload.dtype.name in ("float32", "float16"), "its operators for CPUs do not take bfloat16")
-    x, *weights = workload.draw_layer()
+    x, *weights = workload.draw()
     names = ("in_weight", "in_bias", "out_weight", "out_bias")
     constants = [
         numpy_helper.from_array(np.ascontiguousarray(weight.T), name)
@@ -180,4 +179,4 @@ def ort_layer(workload, nodes_to_heads):
     model = ort_model(nodes, {"x": x}, {"y": (x.dtype, x.shape)}, opset=21, constants=constants)
     given, made = map(onnxruntime.OrtValue.ortvalue_from_numpy, (x, np.empty_like(x)))
     call = bound_call(model, {"x": given}, {"y": made})
-    return call, lambda outputs: as_layer_result(outputs["y"].numpy())
+    return call, lambda outputs: outputs["y"].numpy()

@@ -6,7 +6,6 @@ from benchmarks.measure.adapting import (
     THREADS,
     additive_mask,
     as_bits,
-    as_layer_result,
     causal_or_mask,
     full_mask,
     require,
@@ -60,7 +59,7 @@ def openvino_layer_peer(workload):
     from openvino import opset13 as ops
 
     element = element_type(workload)
-    x, *weights = workload.draw_layer()
+    x, *weights = workload.draw()
     B, M, H, D = workload.B, workload.M, workload.H, workload.D
     in_weight, in_bias, out_weight, out_bias = (openvino.op.Constant(tensor_of(weight, element)) for weight in weights)
     parameter = ops.parameter(x.shape, element)
@@ -70,8 +69,7 @@ def openvino_layer_peer(workload):
     merged = ops.transpose(ops.scaled_dot_product_attention(*heads), np.array([0, 2, 1, 3]))
     out = ops.reshape(merged, np.array([B, M, H * D]), False)
     y = ops.add(ops.matmul(out, out_weight, False, True), out_bias)
-    call, result = compiled_call(workload, y, [parameter], [x])
-    return call, lambda outputs: as_layer_result(result(outputs))
+    return compiled_call(workload, y, [parameter], [x])
 
 
 def element_type(workload):

@@ -6,7 +6,6 @@ from benchmarks.measure.adapting import (
     THREADS,
     additive_mask,
     as_bits,
-    as_layer_result,
     causal_or_mask,
     require_scores_fit,
 )
@@ -151,11 +150,7 @@ def torch_layer_arrays(workload):
 
     torch.set_grad_enabled(False)
     torch.set_num_threads(THREADS)
-    return [torch_tensor(array) for array in workload.draw_layer()]
-
-
-def torch_layer_result(out):
-    return as_layer_result(torch_result(out))
+    return [torch_tensor(array) for array in workload.draw()]
 
 
 def torch_layer_peer(workload):
@@ -170,7 +165,7 @@ def torch_layer_peer(workload):
         out = functional.scaled_dot_product_attention(heads[:, :, 0], heads[:, :, 1], heads[:, :, 2])
         return functional.linear(out.transpose(1, 2).reshape(B, M, -1), out_weight, out_bias)
 
-    return call, torch_layer_result
+    return call, torch_result
 
 
 def torch_mha_layer_peer(workload):
@@ -183,4 +178,4 @@ def torch_mha_layer_peer(workload):
         (module.in_proj_weight, module.in_proj_bias, module.out_proj.weight, module.out_proj.bias), weights, strict=True
     ):
         own.copy_(given)
-    return lambda: module(x, x, x, need_weights=False)[0], torch_layer_result
+    return lambda: module(x, x, x, need_weights=False)[0], torch_result

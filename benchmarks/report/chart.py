@@ -197,7 +197,7 @@ def svg(measured):
         text(
             20,
             height - 16,
-            "D = 64 and float32 where nothing else is said.  All sizes: benchmarks/workloads.py",
+            "D = 64 and float32 where nothing else is said.  All sizes: benchmarks/workloads/cases.py",
             "quiet",
         ),
     ]

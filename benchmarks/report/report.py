@@ -179,7 +179,7 @@ def rate_cell(row):
     """How fast K and V were read: by this library, of what the loop that only reads them reached."""
     if row.reading is None:
         return ""
-    rates = [f"{row.kv_bytes / one['minimum'] / 1e9:.0f}" if one else "" for one in (row.ours, row.reading)]
+    rates = [f"{row.read_bytes / one['minimum'] / 1e9:.0f}" if one else "" for one in (row.ours, row.reading)]
     return " of ".join(rates).strip()
 
 

@@ -17,7 +17,7 @@ class Row(NamedTuple):
     ours: dict | None
     reading: dict | None  # of the loop that only reads K and V
     peers: list[dict]  # the fastest first, wrong ones among them
-    kv_bytes: int | None = None
+    read_bytes: int | None = None
 
     @property
     def right(self):
@@ -60,7 +60,7 @@ def rows_of(report):
     for name, results in by_workload.items():
         ours, reading = results.pop(OURS, None), results.pop(READ, None)
         peers = sorted(results.values(), key=lambda result: result["minimum"])
-        rows.append(Row(name, report["bounds"][name], ours, reading, peers, report.get("kv_bytes", {}).get(name)))
+        rows.append(Row(name, report["bounds"][name], ours, reading, peers, report.get("read_bytes", {}).get(name)))
     return rows
 
 
@@ -73,7 +73,7 @@ def joined(reports):
         if total.get("bounds") and report.get("bounds") and report["commit"] != total["commit"]:
             kinds = sorted({name.partition("-")[0] for name in report["bounds"]})
             report = {**report, "commit": f"{report['commit']} ({', '.join(kinds)}), {total['commit']} (the rest)"}
-        parts = {part: {**total.get(part, {}), **report.get(part, {})} for part in ("bounds", "kv_bytes", "versions")}
+        parts = {part: {**total.get(part, {}), **report.get(part, {})} for part in ("bounds", "read_bytes", "versions")}
         total = {**total, **report, **parts, "results": kept + report.get("results", [])}
     return total
 

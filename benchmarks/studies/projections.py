@@ -31,14 +31,14 @@ def on_blas(weight, bias):
 
 def projection_variants(workload):
     """The projection to query, key and value alone."""
-    x, weight, bias, *_ = workload.draw_layer()
+    x, weight, bias, *_ = workload.draw()
     for label, project, count in ways(weight, bias):
         yield Variant(label, lambda project=project, count=count: with_blas(count, project, x))
 
 
 def layer_variants(workload):
     """Both projections around attention."""
-    x, in_weight, in_bias, out_weight, out_bias = workload.draw_layer()
+    x, in_weight, in_bias, out_weight, out_bias = workload.draw()
     B, M, H, D = workload.B, workload.M, workload.H, workload.D
 
     def layer(project_in, project_out):

@@ -9,10 +9,11 @@ import pytest
 from benchmarks.measure import memory
 from benchmarks.measure.runner import Process
 from benchmarks.report import tables
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads.attention import Attention
 
 MB = 1 << 20
-SMALL = Workload("small", 1, 4, 4, 128, 128, 64)
+SMALL = Attention("small", 1, 4, 4, 128, 128, 64)
 pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not say peaks")
 
 
@@ -79,7 +80,7 @@ def large_result(workload):
     return lambda: result_of(workload), None
 
 
-LONG = Workload("long", 1, 8, 8, 1 << 14, 1, 64)
+LONG = Attention("long", 1, 8, 8, 1 << 14, 1, 64)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from benchmarks.measure import trial
 from benchmarks.measure.probe import Probe
 from benchmarks.measure.reading import READ
 from benchmarks.peers import IMPLEMENTATIONS, PEERS, select_peers
-from benchmarks.workloads import DTYPES, WORKLOADS, Workload
+from benchmarks.workloads import DTYPES, WORKLOADS
+from benchmarks.workloads.attention import Backward
 
 
 class Able(NamedTuple):
@@ -113,7 +114,7 @@ def test_a_shrunk_workload_is_of_the_same_kind(name):
 
 
 def test_what_an_adapter_cannot_do_is_answered():
-    workload = Workload("some", 1, 1, 1, 3, 3, 8, causal=True, kind="backward")
+    workload = Backward("some", 1, 1, 1, 3, 3, 8, causal=True)
     [(_, answer)] = trial.trials("numpy", {"some": (workload, None)})
     assert "no backward" in answer["unsupported"] and trial.verdict(answer).startswith("cannot: ")
 

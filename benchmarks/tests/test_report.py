@@ -45,7 +45,7 @@ def measured():
         "date": "2001-02-03", "commit": "abc1234", "compiler": "cc 1.2", "kernel": "default", "load": 0.25,
         "versions": {"python": "3.99", "torch": "9.8"}, "machine": ZEN4.describe(),
         "bounds": {name: times["bound"] * 1e-3 for name, times in TIMES.items()},
-        "kv_bytes": {"decode-32k-fp32": 10**8},
+        "read_bytes": {"decode-32k-fp32": 10**8},
         "results": [
             result(workload, name, time) for workload, times in TIMES.items() for name, time in times.items()
             if name != "bound"

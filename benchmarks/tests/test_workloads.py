@@ -19,7 +19,8 @@ from benchmarks.peers.torch import torch_peer
 from benchmarks.report import report, rows
 from benchmarks.report.report import with_text_between
 from benchmarks.studies import accuracy, caches, projections
-from benchmarks.workloads import DTYPES, WORKLOADS, Workload, select
+from benchmarks.workloads import DTYPES, WORKLOADS, restored, select
+from benchmarks.workloads.attention import Attention, Backward, Layer
 from sdpa import reference
 
 ZEN4 = Machine(
@@ -155,6 +156,11 @@ def test_drawn_arrays_have_the_stated_bytes(case, dtype_name):
     assert sum(array.nbytes for array in drawn) + out == workload.bytes
 
 
+def test_a_workload_survives_json():
+    for workload in WORKLOADS.values():
+        assert restored(json.loads(json.dumps(workload.as_json()))) == workload
+
+
 def test_two_draws_are_equal():
     first, second = (WORKLOADS["small-32-fp32"].draw()[0] for _ in range(2))
     for one, two in zip(first, second, strict=True):
@@ -232,13 +238,13 @@ def test_the_rate_of_bfloat16_is_told_where_there_is_one():
     assert "bfloat16 FMA    464.0 GFLOP/s" in dataclasses.replace(ZEN4, isa="avx512_bf16").describe()
 
 
-TINY = Workload("tiny", 2, 4, 2, 67, 67, 16, causal=True)
+TINY = Attention("tiny", 2, 4, 2, 67, 67, 16, causal=True)
 
 
 def error_of(adapter, workload):
     """(the error of a peer, the largest that passes)."""
     call, result = adapter(workload)
-    return oracle.judge(worker.outputs(result(call())), oracle.check(workload, *workload.draw()))
+    return oracle.judge(worker.outputs(result(call())), workload.expected())
 
 
 @pytest.mark.parametrize("dtype_name", DTYPES)
@@ -258,7 +264,7 @@ def test_what_torch_gives_passes(dtype_name):
 def test_what_a_narrower_type_gives_does_not_pass(better, worse):
     workload = dataclasses.replace(TINY, dtype_name=better)
     arrays, options = workload.draw()
-    [(rows, exact, limit)] = oracle.check(workload, arrays, options)
+    [(rows, exact, limit)] = workload.expected()
     given = oracle.attention(workload, rows, arrays, options, DTYPES[worse])
     assert np.abs(given - exact).max() > limit
 
@@ -324,9 +330,9 @@ def test_every_word_is_read_once(pattern, threads):
 
 @pytest.mark.parametrize("dtype_name", ["fp32", "bf16", "fp16"])
 def test_reading_is_a_call_on_keys_and_values(dtype_name):
-    workload = Workload("one", 2, 4, 2, 1, 99, 16, dtype_name=dtype_name)
+    workload = Attention("one", 2, 4, 2, 1, 99, 16, dtype_name=dtype_name)
     call, _ = reading.read_peer(workload)
-    assert sum(array.nbytes for array in call.arrays) == workload.kv_bytes
+    assert sum(array.nbytes for array in call.arrays) == workload.read_bytes
     assert call() == call()
 
 
@@ -348,7 +354,7 @@ def test_the_rates_of_reading_are_shown():
         {"workload": "w", "implementation": name, "minimum": time, "median": time, "error": 0, "allowed": 0}
         for name, time in {"sdpa": 2e-3, "read": 1e-3, "ncnn": 1.5e-3}.items()
     ]
-    [row] = rows.rows_of({"bounds": {"w": 1e-3}, "kv_bytes": {"w": 10**8}, "results": results})
+    [row] = rows.rows_of({"bounds": {"w": 1e-3}, "read_bytes": {"w": 10**8}, "results": results})
     cells = dict(zip(report.HEADER, report.detail(row), strict=True))
     assert cells["GB/s"] == "50 of 100" and cells["best peer"] == "ncnn" and cells["the others"] == ""
     assert (row.share, row.lead) == (0.5, 0.75)
@@ -368,12 +374,14 @@ def test_reading_and_what_is_wrong_outclass_nobody():
 
 # Gradients.
 
+BACKWARD = Backward("tiny", 2, 4, 2, 67, 67, 16, causal=True)
+
 
 @pytest.fixture
 def backward():
     if not hasattr(reference, "attention_backward"):
         pytest.skip("there is no reference.attention_backward")
-    return dataclasses.replace(TINY, kind="backward")
+    return BACKWARD
 
 
 def test_gradients_are_seven_products(backward):
@@ -382,7 +390,7 @@ def test_gradients_are_seven_products(backward):
 
 def test_one_kind_needs_an_adapter_of_its_own():
     with pytest.raises(Unsupported, match="no backward"):
-        adapter_of(PEERS["numpy"], dataclasses.replace(TINY, kind="backward"))
+        adapter_of(PEERS["numpy"], BACKWARD)
 
 
 @pytest.mark.parametrize("dtype_name", DTYPES)
@@ -400,7 +408,7 @@ def test_gradients_pass(backward, name, dtype_name):
 @pytest.mark.parametrize("index", range(4))
 def test_a_wrong_gradient_does_not_pass(backward, index):
     arrays, options = backward.draw()
-    checks = oracle.check(backward, arrays, options)
+    checks = backward.expected()
     outputs = oracle.gradients(backward, arrays, options, np.float32)
     error, allowed = oracle.judge(outputs, checks)
     assert error <= allowed
@@ -411,13 +419,13 @@ def test_a_wrong_gradient_does_not_pass(backward, index):
 
 # Layers.
 
-LAYER = dataclasses.replace(TINY, G=4, causal=False, kind="layer")
+LAYER = Layer("tiny", 2, 4, 4, 67, 67, 16)
 
 
 def test_a_layer_multiplies_by_its_weights():
     projections = 2 * (2 * 67) * (4 * 64 * 64)
     assert LAYER.flops == 4 * 2 * 4 * 67 * 67 * 16 + projections
-    assert sum(array.nbytes for array in LAYER.draw_layer()) == LAYER.bytes - (2 * 67 - 4) * 64 * 4
+    assert sum(array.nbytes for array in LAYER.draw()) == LAYER.bytes - (2 * 67 - 4) * 64 * 4
 
 
 @pytest.mark.parametrize("dtype_name", DTYPES)
@@ -435,8 +443,8 @@ def test_layers_pass(name, dtype_name):
 
 @pytest.mark.parametrize("index", range(1, 5))
 def test_a_layer_with_another_weight_does_not_pass(monkeypatch, index):
-    checks = oracle.check(LAYER, *LAYER.draw())
-    arrays = LAYER.draw_layer()
+    checks = LAYER.expected()
+    arrays = LAYER.draw()
     assert np.less_equal(*oracle.judge([oracle.layer(LAYER, arrays, np.float32)], checks))
     arrays[index][..., -1] += 0.01
     assert not np.less_equal(*oracle.judge([oracle.layer(LAYER, arrays, np.float32)], checks))
@@ -458,7 +466,7 @@ def test_all_ways_to_project_give_the_same(make):
 
 
 def test_what_is_expected_survives_a_file(tmp_path):
-    checks = oracle.check(TINY, *TINY.draw())
+    checks = TINY.expected()
     oracle.save(tmp_path / "check.npz", checks)
     [(rows, exact, allowed)] = oracle.load(tmp_path / "check.npz")
     np.testing.assert_array_equal(exact, checks[0].exact)
@@ -466,7 +474,7 @@ def test_what_is_expected_survives_a_file(tmp_path):
 
 
 def test_a_result_that_is_not_a_number_does_not_pass():
-    checks = oracle.check(TINY, *TINY.draw())
+    checks = TINY.expected()
     error, allowed = oracle.judge([np.full((TINY.B, TINY.H, TINY.M, TINY.D), np.nan)], checks)
     assert not error <= allowed
 

@@ -1,0 +1,72 @@
+"""The table of all cases, and the dtypes in which they are run."""
+
+from dataclasses import replace
+
+from benchmarks.workloads.attention import Attention, Backward, Layer
+
+CASES = [
+    # case                        B   H   G      M      N    D
+    Attention("prefill-512-full", 1, 8, 8, 512, 512, 64),
+    Attention("prefill-512-causal", 1, 8, 8, 512, 512, 64, causal=True),
+    Attention("prefill-2048-full", 1, 8, 8, 2048, 2048, 64),
+    Attention("prefill-2048-causal", 1, 8, 8, 2048, 2048, 64, causal=True),
+    Attention("prefill-4096-d128-full", 1, 8, 8, 4096, 4096, 128),
+    Attention("prefill-4096-d128-causal", 1, 8, 8, 4096, 4096, 128, causal=True),
+    Attention("gqa-1024-d128-full", 1, 32, 8, 1024, 1024, 128),
+    Attention("gqa-1024-d128-causal", 1, 32, 8, 1024, 1024, 128, causal=True),
+    Attention("bert", 8, 12, 12, 128, 128, 64),
+    Attention("vit-197", 8, 12, 12, 197, 197, 64),
+    Attention("clip-77", 8, 12, 12, 77, 77, 64, causal=True),
+    Attention("odd-1000-full", 1, 8, 8, 1000, 1000, 64),
+    Attention("odd-1000-causal", 1, 8, 8, 1000, 1000, 64, causal=True),
+    *(Attention(f"hdim-{dim}", 1, 8, 8, 1024, 1024, dim) for dim in (32, 64, 80, 96, 128, 192, 256)),
+    Attention("decode-4k", 1, 32, 8, 1, 4096, 128),
+    Attention("decode-4k-mha", 1, 32, 32, 1, 4096, 128),
+    Attention("decode-32k", 1, 32, 8, 1, 32768, 128),
+    Attention("decode-b4-8k", 4, 32, 8, 1, 8192, 128),
+    Attention("decode-short", 1, 32, 8, 1, 256, 128),
+    Attention("chunk-16", 1, 32, 8, 16, 8192, 128, causal=True),
+    Attention("chunk-64", 1, 32, 8, 64, 8192, 128, causal=True),
+    Attention("tiny", 1, 1, 1, 3, 3, 64),
+    Attention("small-32", 1, 4, 4, 32, 32, 64),
+    Attention("cross-77", 2, 8, 8, 4096, 77, 40),
+    Attention("cross-512x1500", 4, 8, 8, 448, 1500, 64),
+    Attention("mask-pad", 4, 12, 12, 384, 384, 64, hiding="pad"),
+    Attention("mask-bool", 1, 8, 8, 1024, 1024, 64, hiding="random"),
+    Attention("mask-add", 1, 8, 8, 1024, 1024, 64, hiding="bias"),
+    Attention("window-512", 1, 8, 8, 4096, 4096, 64, window=512),
+    Attention("long-8192-full", 1, 4, 4, 8192, 8192, 64),
+    Attention("long-8192-causal", 1, 4, 4, 8192, 8192, 64, causal=True),
+    Attention("long-16384", 1, 2, 2, 16384, 16384, 64, causal=True),
+    Backward("bwd-1024-full", 1, 8, 8, 1024, 1024, 64),
+    Backward("bwd-1024-causal", 1, 8, 8, 1024, 1024, 64, causal=True),
+    Backward("bwd-bert", 8, 12, 12, 128, 128, 64),
+    Backward("bwd-gqa-1024-causal", 1, 16, 4, 1024, 1024, 128, causal=True),
+    Layer("layer-b8-128", 8, 12, 12, 128, 128, 64),
+    Layer("layer-1024", 1, 12, 12, 1024, 1024, 64),
+]
+
+DOUBLE = ["prefill-2048-full", "prefill-2048-causal"]
+FLOAT16 = [
+    "prefill-512-full", "prefill-512-causal", "prefill-2048-full", "prefill-2048-causal",
+    "prefill-4096-d128-full", "prefill-4096-d128-causal", "gqa-1024-d128-full", "gqa-1024-d128-causal",
+    "bert", "vit-197", "clip-77", "odd-1000-full", "odd-1000-causal",
+    "decode-4k", "decode-4k-mha", "decode-32k", "decode-b4-8k", "decode-short", "chunk-16", "chunk-64",
+    "cross-77", "mask-pad", "mask-bool", "mask-add", "window-512",
+]  # fmt: skip
+BFLOAT16 = [*FLOAT16, "tiny", *(case.case for case in CASES if case.case.startswith(("hdim-", "bwd-", "layer-")))]
+
+OTHERS = {"fp64": DOUBLE, "bf16": BFLOAT16, "fp16": FLOAT16}  # the cases that are run in other dtypes too
+WORKLOADS = {workload.name: workload for workload in CASES}
+for dtype_name, names in OTHERS.items():
+    WORKLOADS |= {w.name: w for w in (replace(case, dtype_name=dtype_name) for case in CASES if case.case in names)}
+
+# Families in which one size grows: {family: {size: workload}}.  All that are prepared at once fit in a worker.
+SWEEPS = {
+    "length": {n: Attention(f"length-{n}", 1, 2, 2, n, n, 64, causal=True) for n in (2**i for i in range(16))},
+    "head-size": {
+        dim: Attention(f"head-size-{dim}", 1, 8, 8, 1024, 1024, dim)
+        for dim in (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
+    },
+    "context": {n: Attention(f"context-{n}", 1, 16, 2, 1, n, 128) for n in (128 * 4**i for i in range(6))},
+}
