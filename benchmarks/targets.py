@@ -81,6 +81,13 @@ TARGETS = [
     Target("bwd-*-causal-*", lead=1.8),
     Target("bwd-*", lead=1.3),
     Target("layer-*"),
+    # Parts of models.  Few rows take as long as reading the weights, from memory or from the third-level cache.
+    Target("linear-1024-gelu-*", 0.95),
+    Target("linear-*-4096-*", 0.85),
+    Target("linear-*", 0.75),
+    Target("ffn-*"),
+    Target("norm-*-1x4096-*"),
+    Target("norm-*", 0.85),
     # Many short sequences, or few keys for each query.
     Target("bert-fp32", 0.88),
     Target("vit-197-fp32", 0.88),

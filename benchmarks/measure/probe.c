@@ -1,6 +1,7 @@
 /* What one core of this machine can do: multiply-adds, softmax, memory.  Compiled by probe.py for one
  * instruction set, with LANES floats to a vector; only probe_read_together starts threads, nothing allocates. */
 #include <stdint.h>
+#include <string.h>
 
 #if defined(__aarch64__)
 enum { ACCUMULATORS = 24 }; /* up to four units, of 32 registers */
@@ -206,5 +207,20 @@ uint64_t probe_read_together(int64_t arrays, const char *const *data, const int6
             total += read_words(data[i] + begin, size, streams, ahead);
         }
     return total;
+}
+
+/* Copies several arrays, `piece` bytes at a time: long pieces go past the caches, as memcpy sees fit, short ones do not.
+ * Of each array every thread copies its part. */
+void probe_copy_together(int64_t arrays, char *const *to, const char *const *from, const int64_t *bytes,
+                         int64_t threads, int64_t piece)
+{
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t thread = 0; thread < threads; ++thread)
+        for (int64_t i = 0; i < arrays; ++i) {
+            const int64_t part = bytes[i] / threads / LINE * LINE;
+            const int64_t end = thread == threads - 1 ? bytes[i] : (thread + 1) * part;
+            for (int64_t at = thread * part; at < end; at += piece)
+                memcpy(to[i] + at, from[i] + at, end - at < piece ? end - at : piece);
+        }
 }
 #endif

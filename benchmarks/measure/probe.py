@@ -40,6 +40,7 @@ CLOCK_STEPS = 16 * 4096
 # prefetch to the second level or past the caches, the same as to the first.  From the third level all are within 20 %,
 # and none is always the best.
 READ_PATTERNS = tuple(itertools.product((1, 2, 4, 8), (0, 2048, 8192)))
+COPY_PIECES = 4096, 1 << 62  # bytes at a time
 
 ROUND_SECONDS = 0.01
 ROUNDS = 12
@@ -115,6 +116,16 @@ class Probe:
         call.arrays = arrays  # which live as long as the call
         return call
 
+    def copying(self, to, arrays, threads, piece):
+        """A function that copies the arrays to others, so many bytes at a time."""
+        count = len(arrays)
+        places = [(c_void_p * count)(*map(_address, each)) for each in (to, arrays)]
+        sizes = (c_int64 * count)(*(array.nbytes for array in arrays))
+        numbers = map(c_int64, (threads, piece))
+        call = functools.partial(self._library.probe_copy_together, c_int64(count), *places, sizes, *numbers)
+        call.arrays = arrays, to
+        return call
+
 
 def _load(only):
     """(name, lanes, library) of the widest instruction set that this compiler and this CPU have."""
@@ -153,6 +164,7 @@ def _declare(library):
         "probe_softmax": [c_int64, c_int64, c_void_p, c_void_p, c_void_p],
         "probe_read": [c_int64, c_int64, c_void_p, c_int64, c_int64],
         "probe_read_together": [c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64],
+        "probe_copy_together": [c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64],
     }
     for name in ("probe_read", "probe_read_together"):
         if hasattr(library, name):

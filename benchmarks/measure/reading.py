@@ -1,25 +1,47 @@
-"""The least that decoding does: read all keys and values, and nothing else.
+"""The least that decoding does: read all keys and values, or all weights, and nothing else; of a norm: copy rows.
 
-One query for each key is too little arithmetic to matter, so memory is the limit, and the speed of memory that others
+One query for each key, or few rows for each weight, is too little arithmetic to matter, so memory is the limit, and the
+speed of memory that others
 use too changes from minute to minute.  Hence the bound of such workloads is the time of this loop, taken in the same
 rounds as that of the implementations.
 """
 
+import itertools
 import time
 
 import numpy as np
 
 from benchmarks.measure.adapting import THREADS, require
-from benchmarks.measure.probe import READ_PATTERNS, Probe
+from benchmarks.measure.probe import COPY_PIECES, READ_PATTERNS, Probe
 
 READ = "read"  # the name of this loop among the implementations
 TUNING_SECONDS = 0.3
 
 
 def read_peer(workload):
-    """Reads K and V of the workload; the sum that it returns is checked here, so there is no result to be compared."""
+    """Reads the keys and values, or the weights; the sum that it returns is checked here, so there is no result to be
+    compared."""
     require(workload.limited_by_memory, "for workloads that memory limits only")
     return fastest_reading(workload.to_read()), None
+
+
+def copy_peer(workload):
+    """Copies the inputs of the workload; that the copies are right is checked here."""
+    return fastest_copying(workload.to_read()), None
+
+
+def fastest_copying(arrays):
+    """A call that copies these arrays, in the way that was the fastest in a trial: on all threads or one."""
+    probe = Probe()
+    require(probe.has_threads, "the C compiler has no OpenMP")
+    calls = []
+    for threads, piece in itertools.product({1, THREADS}, COPY_PIECES):
+        to = [np.zeros_like(array) for array in arrays]
+        calls.append(probe.copying(to, arrays, threads, piece))
+        calls[-1]()
+        if not all(map(np.array_equal, to, arrays)):
+            raise AssertionError(f"copying on {threads} threads, {piece} bytes at a time, gives something else")
+    return fastest(calls)
 
 
 def fastest_reading(arrays):

@@ -7,8 +7,9 @@ Where the implementation cannot do the workload, or not without losing precision
 lets what it raises itself pass.  Libraries are imported in the adapters, so that one that is not installed is in
 nobody's way.
 
-Workloads of the kinds "backward" and "layer" have adapters of their own.  Of "backward" `result(call())` is a tuple,
-the outcome and the gradients of query, key and value; of "layer" the axes are (B, M, W).
+Each kind of workloads has adapters of its own.  Of "backward" `result(call())` is a tuple, the outcome and the
+gradients of query, key and value; of "layer" the axes are (B, M, W).  Of a Formula it is what `comparable` makes of its
+outputs; one adapter serves all kinds of formulas, if the library has their Pieces.
 """
 
 import argparse
@@ -18,11 +19,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.measure.adapting import require
-from benchmarks.measure.reading import READ, read_peer
+from benchmarks.measure.reading import READ, copy_peer, read_peer
 from benchmarks.peers.jax import jax_backward_peer, jax_layer_peer, jax_peer
 from benchmarks.peers.mlx import mlx_backward_peer, mlx_peer
 from benchmarks.peers.ncnn import ncnn_peer
-from benchmarks.peers.numpy import numpy_layer_peer, numpy_peer
+from benchmarks.peers.numpy import numpy_formula_peer, numpy_layer_peer, numpy_peer
 from benchmarks.peers.onnxruntime import (
     ort_attention_layer_peer,
     ort_attn_peer,
@@ -30,13 +31,23 @@ from benchmarks.peers.onnxruntime import (
     ort_mha_layer_peer,
     ort_mha_peer,
 )
+from benchmarks.peers.onnxruntime_graphs import ort_graph_peer
 from benchmarks.peers.openvino import openvino_layer_peer, openvino_peer, ov_fold_peer
+from benchmarks.peers.openvino_graphs import openvino_graph_peer
 from benchmarks.peers.paddle import paddle_backward_peer, paddle_peer
-from benchmarks.peers.sdpa import sdpa_backward_peer, sdpa_layer_peer, sdpa_peer
+from benchmarks.peers.sdpa import (
+    sdpa_backward_peer,
+    sdpa_feed_forward_peer,
+    sdpa_layer_peer,
+    sdpa_linear_peer,
+    sdpa_norm_peer,
+    sdpa_peer,
+)
 from benchmarks.peers.tensorflow import keras_backward_peer, keras_peer
 from benchmarks.peers.torch import (
     torch_backward_peer,
     torch_flex_peer,
+    torch_formula_peer,
     torch_layer_peer,
     torch_math_backward_peer,
     torch_math_peer,
@@ -52,22 +63,31 @@ class Peer(NamedTuple):
     forward: Callable | None = None  # the adapters for workloads of these kinds
     backward: Callable | None = None
     layer: Callable | None = None
+    linear: Callable | None = None
+    feed_forward: Callable | None = None
+    norm: Callable | None = None
 
     @property
     def installed(self):
         return importlib.util.find_spec(self.library) is not None
 
 
+def parts(adapter):
+    """The fields of a peer that does the parts of a layer by one adapter."""
+    return dict.fromkeys(("linear", "feed_forward", "norm"), adapter)
+
+
 PEERS = {
-    "numpy": Peer("numpy", numpy_peer, layer=numpy_layer_peer),
-    "torch": Peer("torch", torch_peer, torch_backward_peer, torch_layer_peer),
+    "numpy": Peer("numpy", numpy_peer, layer=numpy_layer_peer, **parts(numpy_formula_peer)),
+    "torch": Peer("torch", torch_peer, torch_backward_peer, torch_layer_peer, **parts(torch_formula_peer)),
     "torch_math": Peer("torch", torch_math_peer, torch_math_backward_peer),
     "torch_flex": Peer("torch", torch_flex_peer),
     "torch_mha": Peer("torch", layer=torch_mha_layer_peer),
     "ort_attn": Peer("onnxruntime", ort_attn_peer, layer=ort_attention_layer_peer),
     "ort_mha": Peer("onnxruntime", ort_mha_peer, layer=ort_mha_layer_peer),
     "ort_gqa": Peer("onnxruntime", ort_gqa_peer),
-    "openvino": Peer("openvino", openvino_peer, layer=openvino_layer_peer),
+    "ort": Peer("onnxruntime", **parts(ort_graph_peer)),
+    "openvino": Peer("openvino", openvino_peer, layer=openvino_layer_peer, **parts(openvino_graph_peer)),
     "ov_fold": Peer("openvino", ov_fold_peer),
     "ncnn": Peer("ncnn", ncnn_peer),
     "jax": Peer("jax", jax_peer, jax_backward_peer, jax_layer_peer),
@@ -78,8 +98,10 @@ PEERS = {
     "paddle": Peer("paddle", paddle_peer, paddle_backward_peer),
 }
 IMPLEMENTATIONS = {
-    "sdpa": Peer("sdpa", sdpa_peer, sdpa_backward_peer, sdpa_layer_peer),
-    READ: Peer("sdpa", read_peer),
+    "sdpa": Peer(
+        "sdpa", sdpa_peer, sdpa_backward_peer, sdpa_layer_peer, sdpa_linear_peer, sdpa_feed_forward_peer, sdpa_norm_peer
+    ),
+    READ: Peer("sdpa", read_peer, linear=read_peer, feed_forward=read_peer, norm=copy_peer),
     **PEERS,
 }
 

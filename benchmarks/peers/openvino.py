@@ -13,6 +13,7 @@ from benchmarks.measure.adapting import (
 
 # dtype: (element type, inference precision).  With "f16" float16 would be computed in bfloat16 where the CPU has that.
 OPENVINO_TYPES = {"float32": ("f32", "f32"), "bfloat16": ("bf16", "bf16"), "float16": ("f16", "f32")}
+INDICES = {"int64": "i64", "int32": "i32"}
 
 
 def openvino_peer(workload):
@@ -72,15 +73,25 @@ def openvino_layer_peer(workload):
     return compiled_call(workload, y, [parameter], [x])
 
 
-def element_type(workload):
+def element_type(typed):
+    """Of an array, or a workload."""
     import openvino
 
-    require(workload.dtype.name in OPENVINO_TYPES, f"only {', '.join(OPENVINO_TYPES)}")
-    return getattr(openvino.Type, OPENVINO_TYPES[workload.dtype.name][0])
+    name = typed.dtype.name
+    if name in INDICES:
+        return getattr(openvino.Type, INDICES[name])
+    require(name in OPENVINO_TYPES, f"only {', '.join(OPENVINO_TYPES)}")
+    return getattr(openvino.Type, OPENVINO_TYPES[name][0])
 
 
 def compiled_call(workload, node, parameters, inputs):
     """(call, result) of the model that ends in `node`, on the arrays of its parameters."""
+    call, results = compiled_model(workload, [node], parameters, inputs)
+    return call, lambda _: results()[0]
+
+
+def compiled_model(workload, nodes, parameters, inputs):
+    """(call, function that gives the arrays which the last call left) of the model that ends in `nodes`."""
     import openvino
 
     settings = {
@@ -88,12 +99,15 @@ def compiled_call(workload, node, parameters, inputs):
         "NUM_STREAMS": 1,
         "INFERENCE_PRECISION_HINT": OPENVINO_TYPES[workload.dtype.name][1],
     }
-    model = openvino.Core().compile_model(openvino.Model([node], parameters), "CPU", settings)
+    model = openvino.Core().compile_model(openvino.Model(nodes, parameters), "CPU", settings)
     request = model.create_infer_request()
     for index, array in enumerate(inputs):
-        request.set_input_tensor(index, tensor_of(array, element_type(workload)))
+        request.set_input_tensor(index, tensor_of(array, element_type(array)))
     # Views of a bfloat16 tensor come as float16.
-    return lambda: request.infer(share_outputs=True), lambda _: request.get_output_tensor().data.view(workload.dtype)
+    places = range(len(nodes))
+    return lambda: request.infer(share_outputs=True), lambda: [
+        request.get_output_tensor(place).data.view(workload.dtype) for place in places
+    ]
 
 
 def tensor_of(array, element):

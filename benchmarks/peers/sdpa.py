@@ -36,3 +36,29 @@ def sdpa_layer_peer(workload):
         out_proj_bias=out_bias,
     )
     return lambda: layer(x), np.asarray
+
+
+def sdpa_linear_peer(workload):
+    import sdpa
+
+    inputs, weights = workload.draw()
+    linear = sdpa.Linear(weights["weight"], weights["bias"], activation=workload.activation)
+    x, out = inputs["x"], np.empty((workload.rows, workload.outs), workload.dtype)
+    return lambda: linear(x, out=out), np.asarray
+
+
+def sdpa_feed_forward_peer(workload):
+    import sdpa
+
+    inputs, weights = workload.draw()
+    feed_forward = sdpa.FeedForward(**weights, activation=workload.activation)
+    return lambda: feed_forward(inputs["x"]), np.asarray
+
+
+def sdpa_norm_peer(workload):
+    import sdpa
+
+    inputs, options = workload.draw()
+    norm = sdpa.layer_norm if workload.centred else sdpa.rms_norm
+    options |= {"residual": inputs["residual"], "eps": workload.eps, "out": np.empty_like(inputs["x"])}
+    return lambda: norm(inputs["x"], **options), lambda outputs: outputs

@@ -9,6 +9,7 @@ from benchmarks.measure.adapting import (
     causal_or_mask,
     require_scores_fit,
 )
+from benchmarks.workloads.formulas import Pieces
 
 COMPILED_LIMIT = 1000  # workloads in a process: beyond 8, PyTorch's own limit, flex_attention would not be compiled
 
@@ -179,3 +180,44 @@ def torch_mha_layer_peer(workload):
     ):
         own.copy_(given)
     return lambda: module(x, x, x, need_weights=False)[0], torch_result
+
+
+class TorchPieces(Pieces):
+    """torch.nn.functional, one operation after the other; whole models are those of transformers."""
+
+    def variable(self, name, array):
+        return torch_tensor(array)
+
+    weight = staticmethod(torch_tensor)  # of an array
+
+    def linear(self, x, weight, bias=None, activation=None):
+        from torch.nn import functional
+
+        y = functional.linear(x, weight, bias)
+        return y if activation is None else getattr(functional, activation)(y)
+
+    def add(self, x, y):
+        return x + y
+
+    def multiply(self, x, y):
+        return x * y
+
+    def layer_norm(self, x, weight, bias, eps):
+        from torch.nn import functional
+
+        return functional.layer_norm(x, weight.shape, weight, bias, eps)
+
+    def rms_norm(self, x, weight, eps):
+        from torch.nn import functional
+
+        return functional.rms_norm(x, weight.shape, weight, eps)
+
+
+def torch_formula_peer(workload):
+    import torch
+
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(THREADS)
+    pieces = TorchPieces()
+    prepared = workload.prepared(pieces)
+    return lambda: workload.formula(pieces, *prepared), lambda outputs: tuple(map(torch_result, outputs))

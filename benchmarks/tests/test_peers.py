@@ -16,7 +16,7 @@ from benchmarks.measure.probe import Probe
 from benchmarks.measure.reading import READ
 from benchmarks.peers import IMPLEMENTATIONS, PEERS, select_peers
 from benchmarks.workloads import DTYPES, WORKLOADS
-from benchmarks.workloads.attention import Backward
+from benchmarks.workloads.attention import Attention, Backward
 
 
 class Able(NamedTuple):
@@ -28,7 +28,7 @@ class Able(NamedTuple):
     rough: str = ""  # the dtypes that it takes, but does not compute in well enough to count
 
     def does(self, workload):
-        return workload.kind in self.kinds and workload.dtype_name in self.dtypes and self.suits(workload)
+        return workload.kind in self.kinds.split() and workload.dtype_name in self.dtypes and self.suits(workload)
 
 
 def has_as_many_key_heads(workload):
@@ -47,18 +47,24 @@ def fits_vllm(workload):
     return not workload.hiding and workload.D != 40
 
 
+def is_timed_by_reading(workload):
+    return workload.limited_by_memory and Probe().has_threads
+
+
+PARTS = "linear feed_forward norm"
 ABLE = {
-    "sdpa": Able("forward backward layer", "fp32 fp64 bf16 fp16"),
-    READ: Able("forward", "fp32 bf16 fp16", lambda workload: workload.M == 1 and Probe().has_threads),
-    "numpy": Able("forward layer", "fp32 fp64 bf16 fp16"),
-    "torch": Able("forward backward layer", "fp32 fp64 bf16 fp16"),
+    "sdpa": Able(f"forward backward layer {PARTS}", "fp32 fp64 bf16 fp16"),
+    READ: Able(f"forward {PARTS}", "fp32 bf16 fp16", is_timed_by_reading),
+    "numpy": Able(f"forward layer {PARTS}", "fp32 fp64 bf16 fp16"),
+    "torch": Able(f"forward backward layer {PARTS}", "fp32 fp64 bf16 fp16"),
     "torch_math": Able("forward backward", "fp32 fp64 bf16 fp16"),
     "torch_flex": Able("forward", "fp32 bf16 fp16"),
     "torch_mha": Able("layer", "fp32 bf16"),
     "ort_attn": Able("forward layer", "fp32 fp64 fp16", rough="fp64"),
     "ort_mha": Able("forward layer", "fp32 fp16", has_as_many_key_heads),
     "ort_gqa": Able("forward", "fp32 fp16", looks_back_only),
-    "openvino": Able("forward layer", "fp32 bf16 fp16"),
+    "ort": Able(PARTS, "fp32"),
+    "openvino": Able(f"forward layer {PARTS}", "fp32 bf16 fp16"),
     "ov_fold": Able("forward", "fp32 bf16 fp16", is_grouped_and_full),
     "ncnn": Able("forward", "fp32 bf16"),
     "jax": Able("forward backward layer", "fp32 fp64 bf16", rough="fp64"),
@@ -102,9 +108,18 @@ def as_expected(able, workload, answer):
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_shrunk_workload_is_of_the_same_kind(name):
+def test_a_shrunk_workload_is_small(name):
     whole, small = WORKLOADS[name], WORKLOADS[name].shrunk()
-    for same in ("case", "dtype", "D", "causal", "hiding", "kind", "limited_by_memory"):
+    assert type(small) is type(whole)
+    for same in ("case", "dtype", "limited_by_memory"):
+        assert getattr(small, same) == getattr(whole, same)
+    assert small.flops < 1e8 and small.bytes < 1e7
+
+
+@pytest.mark.parametrize("name", [name for name, workload in WORKLOADS.items() if isinstance(workload, Attention)])
+def test_shrunk_attention_is_of_the_same_kind(name):
+    whole, small = WORKLOADS[name], WORKLOADS[name].shrunk()
+    for same in ("D", "causal", "hiding"):
         assert getattr(small, same) == getattr(whole, same)
     assert small.options.keys() == whole.options.keys()
     assert small.H * whole.G == whole.H * small.G and (small.B > 1) == (whole.B > 1)
@@ -134,7 +149,7 @@ def test_a_peer_is_selected_by_its_name():
 
 
 def test_all_peers_of_a_library_are_selected_by_its_name():
-    assert select_peers("onnxruntime") == ["ort_attn", "ort_mha", "ort_gqa"]
+    assert select_peers("onnxruntime") == ["ort_attn", "ort_mha", "ort_gqa", "ort"]
 
 
 def test_peers_are_selected_by_patterns():
@@ -150,7 +165,7 @@ def test_an_unknown_peer_is_refused():
 
 def test_compare_takes_libraries():
     names = compare.implementations(compare.parse_arguments(["--peers", "onnxruntime"], "compare"))
-    assert names == ["sdpa", READ, "ort_attn", "ort_mha", "ort_gqa"]
+    assert names == ["sdpa", READ, "ort_attn", "ort_mha", "ort_gqa", "ort"]
 
 
 def test_versions_are_of_what_is_imported():

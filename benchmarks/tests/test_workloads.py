@@ -12,7 +12,7 @@ from benchmarks import compare
 from benchmarks.measure import machine, oracle, probe, reading, runner, variants, worker
 from benchmarks.measure.adapting import Unsupported
 from benchmarks.measure.machine import Machine
-from benchmarks.measure.probe import READ_PATTERNS, Probe
+from benchmarks.measure.probe import COPY_PIECES, READ_PATTERNS, Probe
 from benchmarks.peers import IMPLEMENTATIONS, PEERS, adapter_of
 from benchmarks.peers.numpy import numpy_peer
 from benchmarks.peers.torch import torch_peer
@@ -21,6 +21,8 @@ from benchmarks.report.report import with_text_between
 from benchmarks.studies import accuracy, caches, projections
 from benchmarks.workloads import DTYPES, WORKLOADS, restored, select
 from benchmarks.workloads.attention import Attention, Backward, Layer
+from benchmarks.workloads.formulas import Oracle
+from benchmarks.workloads.layers import FeedForward, Linear, Norm
 from sdpa import reference
 
 ZEN4 = Machine(
@@ -132,6 +134,31 @@ ZEN4_BOUNDS_MS = {
     "layer-b8-128-bf16": 11.4,
     "layer-1024-fp32": 35.7,
     "layer-1024-bf16": 18.3,
+    "linear-1-4096-fp32": 1.12,
+    "linear-1-768x3072-fp32": 0.0488,
+    "linear-1-1024-fp32": 0.0217,
+    "linear-4-4096-fp32": 1.12,
+    "linear-4-768x3072-fp32": 0.0814,
+    "linear-4-1024-fp32": 0.0362,
+    "linear-16-4096-fp32": 2.31,
+    "linear-16-768x3072-fp32": 0.325,
+    "linear-16-1024-fp32": 0.145,
+    "linear-7-1000x2600-fp32": 0.157,
+    "linear-1024-gelu-fp32": 20.8,
+    "ffn-bert-1-fp32": 0.0974,
+    "ffn-llama-1-fp32": 0.577,
+    "ffn-bert-16-fp32": 0.651,
+    "ffn-llama-16-fp32": 1.19,
+    "ffn-bert-128-fp32": 5.21,
+    "ffn-llama-128-fp32": 9.55,
+    "ffn-bert-1024-fp32": 41.7,
+    "ffn-llama-1024-fp32": 76.4,
+    "norm-layer-1024x768-fp32": 0.0649,
+    "norm-layer-8192x1024-fp32": 2.24,
+    "norm-layer-1x4096-fp32": 0.000338,
+    "norm-rms-1024x768-fp32": 0.0649,
+    "norm-rms-8192x1024-fp32": 2.24,
+    "norm-rms-1x4096-fp32": 0.000338,
 }
 
 
@@ -338,9 +365,34 @@ def test_reading_is_a_call_on_keys_and_values(dtype_name):
 
 def test_only_what_memory_limits_is_read():
     for name, workload in WORKLOADS.items():
-        assert workload.limited_by_memory == name.startswith("decode-")
+        few_rows = isinstance(workload, (Linear, FeedForward)) and workload.rows <= 16
+        assert workload.limited_by_memory == (name.startswith(("decode-", "norm-")) or few_rows)
     with pytest.raises(Unsupported, match="memory limits only"):
         reading.read_peer(TINY)
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+def test_copying_is_a_call_on_the_rows(rows):
+    workload = Norm("some", rows, 33)
+    call, _ = reading.copy_peer(workload)
+    arrays, to = call.arrays
+    assert sum(array.nbytes for array in (*arrays, *to)) == workload.read_bytes
+    arrays[0][...] = 5
+    call()
+    assert (to[0] == 5).all()
+
+
+@pytest.mark.parametrize("piece", COPY_PIECES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_every_byte_is_copied(piece, threads):
+    probe = Probe()
+    if not probe.has_threads:
+        pytest.skip("the C compiler has no OpenMP")
+    arrays = [np.random.default_rng(0).integers(0, 256, size, np.uint8) for size in (0, 1, 100, 20_001)]
+    to = [np.zeros(array.size + 1, np.uint8) for array in arrays]
+    probe.copying(to, arrays, threads, piece)()
+    for copied, array in zip(to, arrays, strict=True):
+        np.testing.assert_array_equal(copied, np.append(array, 0))
 
 
 def test_the_time_of_reading_is_the_bound():
@@ -448,6 +500,48 @@ def test_a_layer_with_another_weight_does_not_pass(monkeypatch, index):
     assert np.less_equal(*oracle.judge([oracle.layer(LAYER, arrays, np.float32)], checks))
     arrays[index][..., -1] += 0.01
     assert not np.less_equal(*oracle.judge([oracle.layer(LAYER, arrays, np.float32)], checks))
+
+
+# Formulas.
+
+FORMULAS = {
+    "linear": Linear("some", 67, 33, 40, "gelu"),
+    "feed forward": FeedForward("some", 67, 33, 40),
+    "gated": FeedForward("some", 67, 33, 40, gated=True),
+    "layer norm": Norm("some", 67, 33),
+    "rms norm": Norm("some", 67, 33, centred=False),
+}
+
+
+@pytest.mark.parametrize("workload", FORMULAS.values(), ids=FORMULAS)
+def test_drawn_arrays_of_formulas_have_the_stated_bytes(workload):
+    inputs, weights = workload.draw()
+    given, made = (
+        sum(array.nbytes for array in arrays) for arrays in (inputs.values(), workload.outputs(Oracle(np.float32)))
+    )
+    assert made == workload.result_bytes
+    if not isinstance(workload, Norm):  # whose weights are nothing beside its rows
+        assert sum(array.nbytes for array in weights.values()) == workload.read_bytes
+        given += workload.read_bytes
+    assert given + made == workload.bytes
+
+
+@pytest.mark.parametrize("name", ["sdpa", "numpy", "torch", "ort", "openvino"])
+@pytest.mark.parametrize("workload", FORMULAS.values(), ids=FORMULAS)
+def test_formulas_pass(workload, name):
+    if name not in ("sdpa", "numpy"):
+        pytest.importorskip(PEERS[name].library)
+    error, allowed = error_of(adapter_of(IMPLEMENTATIONS[name], workload), workload)
+    assert error <= allowed
+
+
+@pytest.mark.parametrize("workload", FORMULAS.values(), ids=FORMULAS)
+def test_a_formula_with_another_weight_does_not_pass(workload):
+    checks = workload.expected()
+    inputs, weights = workload.draw()
+    for name in weights:
+        other = {**weights, name: weights[name] + np.float32(0.01)}
+        assert not np.less_equal(*oracle.judge(workload.formula(Oracle(np.float32), inputs, other), checks))
 
 
 @pytest.mark.parametrize("make", [projections.projection_variants, projections.layer_variants])

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from benchmarks.workloads.attention import Attention, Backward, Layer
+from benchmarks.workloads.layers import FeedForward, Linear, Norm
 
 CASES = [
     # case                        B   H   G      M      N    D
@@ -44,6 +45,19 @@ CASES = [
     Backward("bwd-gqa-1024-causal", 1, 16, 4, 1024, 1024, 128, causal=True),
     Layer("layer-b8-128", 8, 12, 12, 128, 128, 64),
     Layer("layer-1024", 1, 12, 12, 1024, 1024, 64),
+    # case                             rows width outs
+    *(Linear(f"linear-{rows}-4096", rows, 4096, 4096) for rows in (1, 4, 16)),  # read from memory
+    *(Linear(f"linear-{rows}-768x3072", rows, 768, 3072) for rows in (1, 4, 16)),  # from the third-level cache
+    *(Linear(f"linear-{rows}-1024", rows, 1024, 1024) for rows in (1, 4, 16)),
+    Linear("linear-7-1000x2600", 7, 1000, 2600),
+    Linear("linear-1024-gelu", 1024, 768, 3072, "gelu"),
+    *(FeedForward(f"ffn-bert-{rows}", rows, 768, 3072) for rows in (1, 16, 128, 1024)),
+    *(FeedForward(f"ffn-llama-{rows}", rows, 1024, 2816, gated=True) for rows in (1, 16, 128, 1024)),
+    *(Norm(f"norm-layer-{rows}x{width}", rows, width) for rows, width in ((1024, 768), (8192, 1024), (1, 4096))),
+    *(
+        Norm(f"norm-rms-{rows}x{width}", rows, width, centred=False)
+        for rows, width in ((1024, 768), (8192, 1024), (1, 4096))
+    ),
 ]
 
 DOUBLE = ["prefill-2048-full", "prefill-2048-causal"]
@@ -54,7 +68,8 @@ FLOAT16 = [
     "decode-4k", "decode-4k-mha", "decode-32k", "decode-b4-8k", "decode-short", "chunk-16", "chunk-64",
     "cross-77", "mask-pad", "mask-bool", "mask-add", "window-512",
 ]  # fmt: skip
-BFLOAT16 = [*FLOAT16, "tiny", *(case.case for case in CASES if case.case.startswith(("hdim-", "bwd-", "layer-")))]
+PARTS = ("hdim-", "bwd-", "layer-", "linear-", "ffn-", "norm-")  # of models
+BFLOAT16 = [*FLOAT16, "tiny", *(case.case for case in CASES if case.case.startswith(PARTS))]
 
 OTHERS = {"fp64": DOUBLE, "bf16": BFLOAT16, "fp16": FLOAT16}  # the cases that are run in other dtypes too
 WORKLOADS = {workload.name: workload for workload in CASES}
