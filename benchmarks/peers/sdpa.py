@@ -42,9 +42,19 @@ def sdpa_linear_peer(workload):
     import sdpa
 
     inputs, weights = workload.draw()
-    linear = sdpa.Linear(weights["weight"], weights["bias"], activation=workload.activation)
+    *first, last = (
+        sdpa.Linear(weights[f"weight_{number}"], weights[f"bias_{number}"], activation=workload.activation)
+        for number in range(workload.count)
+    )
     x, out = inputs["x"], np.empty((workload.rows, workload.outs), workload.dtype)
-    return lambda: linear(x, out=out), np.asarray
+
+    def call():
+        rows = x
+        for linear in first:
+            rows = linear(rows)
+        return last(rows, out=out)
+
+    return call, np.asarray
 
 
 def sdpa_feed_forward_peer(workload):

@@ -46,7 +46,7 @@ CASES = [
     Layer("layer-b8-128", 8, 12, 12, 128, 128, 64),
     Layer("layer-1024", 1, 12, 12, 1024, 1024, 64),
     # case                             rows width outs
-    *(Linear(f"linear-{rows}-4096", rows, 4096, 4096) for rows in (1, 4, 16)),  # read from memory
+    *(Linear(f"linear-{rows}-4096", rows, 4096, 4096, count=4) for rows in (1, 4, 16)),  # read from memory
     *(Linear(f"linear-{rows}-768x3072", rows, 768, 3072) for rows in (1, 4, 16)),  # from the third-level cache
     *(Linear(f"linear-{rows}-1024", rows, 1024, 1024) for rows in (1, 4, 16)),
     Linear("linear-7-1000x2600", 7, 1000, 2600),

@@ -36,35 +36,41 @@ class Rows(Formula):
 
 @dataclass(frozen=True)
 class Linear(Rows):
-    """activation(x W^T + bias)"""
+    """activation(x W^T + bias); or `count` such projections, each of what the last one gave, so that the weights fit in
+    no cache."""
 
     kind = "linear"
     outs: int
     activation: str | None = None
+    count: int = 1
 
     @property
     def flops(self):
-        return 2 * self.rows * self.width * self.outs
+        return 2 * self.rows * self.width * self.outs * self.count
 
     @property
     def weight_count(self):
-        return self.width * self.outs + self.outs
+        return (self.width * self.outs + self.outs) * self.count
 
     @property
     def result_bytes(self):
         return self.rows * self.outs * self.dtype.itemsize
 
     def shrunk(self):
-        return replace(self.shortened(SHRUNK_LENGTH), width=80, outs=96)
+        return replace(self.shortened(SHRUNK_LENGTH), width=80, outs=80 if self.width == self.outs else 96)
 
     def draw_weights(self, rng):
-        return {
-            "weight": drawn_weight(rng, self.outs, self.width, self.dtype),
-            "bias": drawn(rng, self.outs, self.dtype),
-        }
+        weights = {}
+        for number in range(self.count):
+            weights[f"weight_{number}"] = drawn_weight(rng, self.outs, self.width, self.dtype)
+            weights[f"bias_{number}"] = drawn(rng, self.outs, self.dtype)
+        return weights
 
     def formula(self, pieces, inputs, weights):
-        return (pieces.linear(inputs["x"], weights["weight"], weights["bias"], self.activation),)
+        x = inputs["x"]
+        for number in range(self.count):
+            x = pieces.linear(x, weights[f"weight_{number}"], weights[f"bias_{number}"], self.activation)
+        return (x,)
 
 
 @dataclass(frozen=True)
