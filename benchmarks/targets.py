@@ -81,6 +81,14 @@ TARGETS = [
     Target("bwd-*-causal-*", lead=1.8),
     Target("bwd-*", lead=1.3),
     Target("layer-*"),
+    # Whole models; a token takes as long as reading the weights, the keys and the values.
+    Target("model-bert-base-8x128-bf16", 0.80),
+    Target("model-bert-*-fp32", 0.92),
+    Target("model-bert-*"),
+    Target("model-minilm-1x16-fp32", microseconds=1100),
+    Target("model-minilm-*", 0.90),
+    Target("model-llama-prefill-512-fp32", 0.90),
+    Target("model-llama-*", 0.80),
     # Parts of models.  Few rows take as long as reading the weights, from memory or from the third-level cache.
     Target("linear-1024-gelu-*", 0.95),
     Target("linear-*-4096-*", 0.85),

@@ -37,6 +37,8 @@ from benchmarks.peers.openvino_graphs import openvino_graph_peer
 from benchmarks.peers.paddle import paddle_backward_peer, paddle_peer
 from benchmarks.peers.sdpa import (
     sdpa_backward_peer,
+    sdpa_decoder_peer,
+    sdpa_encoder_peer,
     sdpa_feed_forward_peer,
     sdpa_layer_peer,
     sdpa_linear_peer,
@@ -54,6 +56,7 @@ from benchmarks.peers.torch import (
     torch_mha_layer_peer,
     torch_peer,
 )
+from benchmarks.peers.transformers import transformers_decoder_peer, transformers_encoder_peer
 from benchmarks.peers.vllm import vllm_peer
 from benchmarks.peers.zentorch import zentorch_peer
 
@@ -66,28 +69,41 @@ class Peer(NamedTuple):
     linear: Callable | None = None
     feed_forward: Callable | None = None
     norm: Callable | None = None
+    encoder: Callable | None = None
+    decoder: Callable | None = None
 
     @property
     def installed(self):
         return importlib.util.find_spec(self.library) is not None
 
 
-def parts(adapter):
-    """The fields of a peer that does the parts of a layer by one adapter."""
-    return dict.fromkeys(("linear", "feed_forward", "norm"), adapter)
+PARTS, MODELS = ("linear", "feed_forward", "norm"), ("encoder", "decoder")
+
+
+def formulas(adapter, kinds=(*PARTS, *MODELS)):
+    """The fields of a peer whose adapter takes all formulas, or those of some kinds."""
+    return dict.fromkeys(kinds, adapter)
 
 
 PEERS = {
-    "numpy": Peer("numpy", numpy_peer, layer=numpy_layer_peer, **parts(numpy_formula_peer)),
-    "torch": Peer("torch", torch_peer, torch_backward_peer, torch_layer_peer, **parts(torch_formula_peer)),
+    "numpy": Peer("numpy", numpy_peer, layer=numpy_layer_peer, **formulas(numpy_formula_peer)),
+    "torch": Peer(
+        "torch",
+        torch_peer,
+        torch_backward_peer,
+        torch_layer_peer,
+        **formulas(torch_formula_peer, PARTS),
+        encoder=transformers_encoder_peer,
+        decoder=transformers_decoder_peer,
+    ),
     "torch_math": Peer("torch", torch_math_peer, torch_math_backward_peer),
     "torch_flex": Peer("torch", torch_flex_peer),
     "torch_mha": Peer("torch", layer=torch_mha_layer_peer),
     "ort_attn": Peer("onnxruntime", ort_attn_peer, layer=ort_attention_layer_peer),
     "ort_mha": Peer("onnxruntime", ort_mha_peer, layer=ort_mha_layer_peer),
     "ort_gqa": Peer("onnxruntime", ort_gqa_peer),
-    "ort": Peer("onnxruntime", **parts(ort_graph_peer)),
-    "openvino": Peer("openvino", openvino_peer, layer=openvino_layer_peer, **parts(openvino_graph_peer)),
+    "ort": Peer("onnxruntime", **formulas(ort_graph_peer)),
+    "openvino": Peer("openvino", openvino_peer, layer=openvino_layer_peer, **formulas(openvino_graph_peer)),
     "ov_fold": Peer("openvino", ov_fold_peer),
     "ncnn": Peer("ncnn", ncnn_peer),
     "jax": Peer("jax", jax_peer, jax_backward_peer, jax_layer_peer),
@@ -99,9 +115,17 @@ PEERS = {
 }
 IMPLEMENTATIONS = {
     "sdpa": Peer(
-        "sdpa", sdpa_peer, sdpa_backward_peer, sdpa_layer_peer, sdpa_linear_peer, sdpa_feed_forward_peer, sdpa_norm_peer
+        "sdpa",
+        sdpa_peer,
+        sdpa_backward_peer,
+        sdpa_layer_peer,
+        sdpa_linear_peer,
+        sdpa_feed_forward_peer,
+        sdpa_norm_peer,
+        sdpa_encoder_peer,
+        sdpa_decoder_peer,
     ),
-    READ: Peer("sdpa", read_peer, linear=read_peer, feed_forward=read_peer, norm=copy_peer),
+    READ: Peer("sdpa", read_peer, linear=read_peer, feed_forward=read_peer, norm=copy_peer, decoder=read_peer),
     **PEERS,
 }
 

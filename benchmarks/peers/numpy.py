@@ -80,6 +80,7 @@ class NumpyPieces(ArrayPieces):
         return self._rounded(normed(self._widened(x), weight, eps))
 
     def turned(self, x, cos, sin):
+        cos, sin = self._widened(cos), self._widened(sin)
         first, second = np.split(self._widened(x), 2, axis=-1)
         return self._rounded(np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1))
 

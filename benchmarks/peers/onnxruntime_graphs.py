@@ -13,7 +13,8 @@ class OrtGraph(Pieces):
     """Variables are names; weights are arrays, which become constants of the graph."""
 
     def __init__(self):
-        self.nodes, self.inputs, self.constants = [], {}, {}
+        self.nodes, self.inputs, self.constants, self.tables = [], {}, {}, {}
+        self.in_place = {}  # outputs that are written to the memory of inputs
 
     def variable(self, name, array):
         self.inputs[name] = array
@@ -66,12 +67,51 @@ class OrtGraph(Pieces):
         normed, _, _, total = self.node(kind, inputs, outputs=4, domain=MICROSOFT, epsilon=eps)
         return normed, total
 
+    def rows(self, table, ids):
+        return self.node("Gather", [table, ids])
+
+    def last(self, x):
+        return self.node("Gather", [x, np.array([-1])], axis=1)
+
+    def self_attention(self, x, projections, heads, kv_heads, causal=False, lengths=None, rotary=None, past=None):
+        weights, biases = zip(*projections, strict=True)
+        weight = np.concatenate(weights)
+        if rotary is None:
+            inputs = [x, weight.T, np.concatenate(biases), lengths and self.cast(lengths, np.int32)]
+            return self.node("Attention", inputs, domain=MICROSOFT, num_heads=heads, unidirectional=int(causal))
+        cos, sin, begin = rotary
+        past = [None, None] if past is None else [self.extended(name, len(cos) - begin) for name in past]
+        length = np.array([len(cos)], np.int32)
+        B = self.inputs["ids"].shape[0]
+        out, *present = self.node(
+            "GroupQueryAttention",
+            [self.linear(x, weight), None, None, *past, np.repeat(length - 1, B), length, *map(self.table, (cos, sin))],
+            outputs=3, domain=MICROSOFT, num_heads=heads, kv_num_heads=kv_heads, do_rotary=1,
+        )  # fmt: skip
+        self.in_place |= {new: old for new, old in zip(present, past, strict=True) if old is not None}
+        return out
+
+    def extended(self, name, count):
+        """An input of keys or values, with places for those of new tokens, which are written there."""
+        array = self.inputs[name]
+        self.inputs[name] = np.pad(array, [(0, 0), (0, 0), (0, count), (0, 0)])
+        return name
+
+    def cast(self, x, dtype):
+        from onnx import helper
+
+        return self.node("Cast", [x], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+    def table(self, array):
+        """One constant for all layers."""
+        return self.tables.setdefault(id(array), array.astype(np.float32))
+
     def model(self, outputs, dtype):
         """The bytes of the graph that ends in these variables."""
         from onnx import numpy_helper
 
         constants = [numpy_helper.from_array(np.ascontiguousarray(a), name) for name, a in self.constants.values()]
-        results = dict.fromkeys(outputs, (dtype, None))
+        results = dict.fromkeys([*outputs, *self.in_place], (dtype, None))
         return ort_model(self.nodes, self.inputs, results, opset=21, constants=constants)
 
 
@@ -83,5 +123,6 @@ def ort_graph_peer(workload):
     outputs = workload.outputs(graph)
     model = graph.model(outputs, workload.dtype)
     given = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in graph.inputs.items()}
-    call = bound_call(model, given, dict.fromkeys(outputs))
+    made = {name: given[past] for name, past in graph.in_place.items()}
+    call = bound_call(model, given, dict.fromkeys(outputs) | made)
     return call, lambda found: workload.comparable(*(found[name].numpy() for name in outputs))

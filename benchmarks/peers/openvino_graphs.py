@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.peers.openvino import compiled_model, element_type, tensor_of
+from benchmarks.peers.openvino import compiled_model, element_type, repeat_heads, tensor_of
 from benchmarks.workloads.formulas import Pieces
 
 
@@ -46,6 +46,42 @@ class OpenvinoGraph(Pieces):
         mean = self.ops.reduce_mean(self.ops.power(x, two), last, True)
         root = self.ops.sqrt(self.ops.add(mean, self.number(eps, x)))
         return self.ops.multiply(weight, self.ops.multiply(x, self.ops.divide(self.number(1, x), root)))
+
+    def rows(self, table, ids):
+        return self.ops.gather(table, ids, np.int64(0))
+
+    def last(self, x):
+        return self.ops.gather(x, np.array([-1]), np.int64(1))
+
+    def split(self, x, heads):
+        B, S, width = x.shape
+        apart = self.ops.reshape(x, np.array([B, S, heads, width // heads]), False)
+        return self.ops.transpose(apart, np.array([0, 2, 1, 3]))
+
+    def merged(self, x):
+        B, H, S, D = x.shape
+        return self.ops.reshape(self.ops.transpose(x, np.array([0, 2, 1, 3])), np.array([B, S, H * D]), False)
+
+    def turned(self, x, cos, sin):
+        """As transformers does, which the compiler knows."""
+        cos, sin = (self.number(np.concatenate([table, table], axis=-1)[None, None], x) for table in (cos, sin))
+        first, second = self.ops.split(x, np.int64(3), 2).outputs()
+        half = self.ops.concat([self.ops.multiply(second, self.number(-1, x)), first], 3)
+        return self.ops.add(self.ops.multiply(x, cos), self.ops.multiply(half, sin))
+
+    def joined(self, past, new):
+        return self.ops.concat([past, new], 2)
+
+    def attention(self, query, key, value, causal, lengths):
+        heads, rows = query.shape[1:3]
+        mask = () if lengths is None else (self.mask(lengths, key.shape[2]),)
+        key, value = (repeat_heads(each, heads) for each in (key, value))
+        return self.ops.scaled_dot_product_attention(query, key, value, *mask, causal=causal and rows > 1)
+
+    def mask(self, lengths, count):
+        """(B, 1, 1, count)"""
+        places = self.ops.constant(np.arange(count)[None, None, None])
+        return self.ops.less(places, self.ops.unsqueeze(lengths, np.array([1, 2, 3])))
 
     def number(self, value, like):
         return self.ops.constant(value, like.get_element_type())

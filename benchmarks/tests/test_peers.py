@@ -51,20 +51,20 @@ def is_timed_by_reading(workload):
     return workload.limited_by_memory and Probe().has_threads
 
 
-PARTS = "linear feed_forward norm"
+FORMULAS = "linear feed_forward norm encoder decoder"
 ABLE = {
-    "sdpa": Able(f"forward backward layer {PARTS}", "fp32 fp64 bf16 fp16"),
-    READ: Able(f"forward {PARTS}", "fp32 bf16 fp16", is_timed_by_reading),
-    "numpy": Able(f"forward layer {PARTS}", "fp32 fp64 bf16 fp16"),
-    "torch": Able(f"forward backward layer {PARTS}", "fp32 fp64 bf16 fp16"),
+    "sdpa": Able(f"forward backward layer {FORMULAS}", "fp32 fp64 bf16 fp16"),
+    READ: Able(f"forward {FORMULAS}", "fp32 bf16 fp16", is_timed_by_reading),
+    "numpy": Able(f"forward layer {FORMULAS}", "fp32 fp64 bf16 fp16"),
+    "torch": Able(f"forward backward layer {FORMULAS}", "fp32 fp64 bf16 fp16"),
     "torch_math": Able("forward backward", "fp32 fp64 bf16 fp16"),
     "torch_flex": Able("forward", "fp32 bf16 fp16"),
     "torch_mha": Able("layer", "fp32 bf16"),
     "ort_attn": Able("forward layer", "fp32 fp64 fp16", rough="fp64"),
     "ort_mha": Able("forward layer", "fp32 fp16", has_as_many_key_heads),
     "ort_gqa": Able("forward", "fp32 fp16", looks_back_only),
-    "ort": Able(PARTS, "fp32"),
-    "openvino": Able(f"forward layer {PARTS}", "fp32 bf16 fp16"),
+    "ort": Able(FORMULAS, "fp32"),
+    "openvino": Able(f"forward layer {FORMULAS}", "fp32 bf16 fp16"),
     "ov_fold": Able("forward", "fp32 bf16 fp16", is_grouped_and_full),
     "ncnn": Able("forward", "fp32 bf16"),
     "jax": Able("forward backward layer", "fp32 fp64 bf16", rough="fp64"),

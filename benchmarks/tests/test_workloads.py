@@ -23,6 +23,7 @@ from benchmarks.workloads import DTYPES, WORKLOADS, restored, select
 from benchmarks.workloads.attention import Attention, Backward, Layer
 from benchmarks.workloads.formulas import Oracle
 from benchmarks.workloads.layers import FeedForward, Linear, Norm
+from benchmarks.workloads.models import Decoder, Encoder, Model
 from sdpa import reference
 
 ZEN4 = Machine(
@@ -159,6 +160,16 @@ ZEN4_BOUNDS_MS = {
     "norm-rms-1024x768-fp32": 0.0649,
     "norm-rms-8192x1024-fp32": 2.24,
     "norm-rms-1x4096-fp32": 0.000338,
+    "model-bert-base-8x128-fp32": 772,
+    "model-bert-base-1x128-fp32": 96.5,
+    "model-bert-base-3x77-fp32": 172,
+    "model-minilm-32x64-lengths-fp32": 140,
+    "model-minilm-8x256-fp32": 211,
+    "model-minilm-1x16-fp32": 1.48,
+    "model-llama-prefill-512-fp32": 627,
+    "model-llama-token-512-fp32": 11.4,
+    "model-llama-token-4096-fp32": 12.9,
+    "model-llama-5-tokens-999-fp32": 13.2,
 }
 
 
@@ -365,7 +376,7 @@ def test_reading_is_a_call_on_keys_and_values(dtype_name):
 
 def test_only_what_memory_limits_is_read():
     for name, workload in WORKLOADS.items():
-        few_rows = isinstance(workload, (Linear, FeedForward)) and workload.rows <= 16
+        few_rows = (isinstance(workload, (Linear, FeedForward)) and workload.rows <= 16) or "-token" in name
         assert workload.limited_by_memory == (name.startswith(("decode-", "norm-")) or few_rows)
     with pytest.raises(Unsupported, match="memory limits only"):
         reading.read_peer(TINY)
@@ -511,10 +522,17 @@ FORMULAS = {
     "gated": FeedForward("some", 67, 33, 40, gated=True),
     "layer norm": Norm("some", 67, 33),
     "rms norm": Norm("some", 67, 33, centred=False),
+    "encoder": Encoder("some", 2, 17, 2, 48, 3, 56),
+    "padded encoder": Encoder("some", 3, 17, 2, 48, 3, 56, padded=True),
+    "prompt": Decoder("some", 2, 9, 2, 64, 4, 56, kv_heads=2, words=100),
+    "token": Decoder("some", 2, 1, 2, 64, 4, 56, kv_heads=2, words=100, cached=11),
 }
 
 
-@pytest.mark.parametrize("workload", FORMULAS.values(), ids=FORMULAS)
+PARTS = {name: workload for name, workload in FORMULAS.items() if not isinstance(workload, Model)}
+
+
+@pytest.mark.parametrize("workload", PARTS.values(), ids=PARTS)
 def test_drawn_arrays_of_formulas_have_the_stated_bytes(workload):
     inputs, weights = workload.draw()
     given, made = (
@@ -525,6 +543,23 @@ def test_drawn_arrays_of_formulas_have_the_stated_bytes(workload):
         assert sum(array.nbytes for array in weights.values()) == workload.read_bytes
         given += workload.read_bytes
     assert given + made == workload.bytes
+
+
+def test_what_a_token_reads():
+    """All weights by which it is multiplied, and all keys and values."""
+    token = FORMULAS["token"]
+    matrices = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 56 * 64) + 100 * 64
+    past = 2 * 2 * 2 * 2 * 11 * 16
+    assert sum(array.nbytes for array in token.to_read()) == token.read_bytes == 4 * (matrices + past)
+
+
+def test_padding_is_no_work():
+    padded, full = FORMULAS["padded encoder"], dataclasses.replace(FORMULAS["padded encoder"], padded=False)
+    assert padded.tokens == sum(padded.lengths) < full.tokens == 3 * 17 and padded.flops < full.flops
+    x = np.arange(3 * 17 * 48.0).reshape(3, 17, 48)
+    [rows] = padded.comparable(x)
+    np.testing.assert_array_equal(rows[-1], x[2, padded.lengths[2] - 1])
+    assert len(rows) == padded.tokens and min(padded.lengths) >= 8
 
 
 @pytest.mark.parametrize("name", ["sdpa", "numpy", "torch", "ort", "openvino"])
@@ -541,8 +576,12 @@ def test_a_formula_with_another_weight_does_not_pass(workload):
     checks = workload.expected()
     inputs, weights = workload.draw()
     for name in weights:
-        other = {**weights, name: weights[name] + np.float32(0.01)}
-        assert not np.less_equal(*oracle.judge(workload.formula(Oracle(np.float32), inputs, other), checks))
+        if name.endswith("key.bias"):
+            continue  # adds the same to all scores of a row
+        other = {**weights, name: weights[name] * np.float32(1.05)}
+        assert not np.less_equal(
+            *oracle.judge(workload.comparable(*workload.formula(Oracle(np.float32), inputs, other)), checks)
+        )
 
 
 @pytest.mark.parametrize("make", [projections.projection_variants, projections.layer_variants])

@@ -4,6 +4,11 @@ from dataclasses import replace
 
 from benchmarks.workloads.attention import Attention, Backward, Layer
 from benchmarks.workloads.layers import FeedForward, Linear, Norm
+from benchmarks.workloads.models import Decoder, Encoder
+
+BERT_BASE = dict(layers=12, width=768, heads=12, inner=3072)
+MINILM = dict(layers=6, width=384, heads=12, inner=1536)
+LLAMA = dict(layers=12, width=1024, heads=16, inner=2816)
 
 CASES = [
     # case                        B   H   G      M      N    D
@@ -58,6 +63,17 @@ CASES = [
         Norm(f"norm-rms-{rows}x{width}", rows, width, centred=False)
         for rows, width in ((1024, 768), (8192, 1024), (1, 4096))
     ),
+    # case                               B   S
+    Encoder("model-bert-base-8x128", 8, 128, **BERT_BASE),
+    Encoder("model-bert-base-1x128", 1, 128, **BERT_BASE),
+    Encoder("model-bert-base-3x77", 3, 77, **BERT_BASE),
+    Encoder("model-minilm-32x64-lengths", 32, 64, **MINILM, padded=True),
+    Encoder("model-minilm-8x256", 8, 256, **MINILM),
+    Encoder("model-minilm-1x16", 1, 16, **MINILM),
+    Decoder("model-llama-prefill-512", 1, 512, **LLAMA),
+    Decoder("model-llama-token-512", 1, 1, **LLAMA, cached=512),
+    Decoder("model-llama-token-4096", 1, 1, **LLAMA, cached=4096),
+    Decoder("model-llama-5-tokens-999", 5, 1, **LLAMA, cached=999),
 ]
 
 DOUBLE = ["prefill-2048-full", "prefill-2048-causal"]
@@ -68,7 +84,7 @@ FLOAT16 = [
     "decode-4k", "decode-4k-mha", "decode-32k", "decode-b4-8k", "decode-short", "chunk-16", "chunk-64",
     "cross-77", "mask-pad", "mask-bool", "mask-add", "window-512",
 ]  # fmt: skip
-PARTS = ("hdim-", "bwd-", "layer-", "linear-", "ffn-", "norm-")  # of models
+PARTS = ("hdim-", "bwd-", "layer-", "linear-", "ffn-", "norm-", "model-bert-", "model-llama-")  # of models
 BFLOAT16 = [*FLOAT16, "tiny", *(case.case for case in CASES if case.case.startswith(PARTS))]
 
 OTHERS = {"fp64": DOUBLE, "bf16": BFLOAT16, "fp16": FLOAT16}  # the cases that are run in other dtypes too

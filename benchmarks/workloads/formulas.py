@@ -74,7 +74,7 @@ class Pieces:
         raise NotImplementedError
 
     def turned(self, x, cos, sin):
-        """The rotary embedding of (B, H, S, D) by tables (S, D / 2)."""
+        """The rotary embedding of (B, H, S, D) by tables (S, D / 2), arrays of float64."""
         raise NotImplementedError
 
     def joined(self, past, new):
@@ -85,13 +85,14 @@ class Pieces:
         """`lengths`: an input (B), or None; the last query sees the last key."""
         raise NotImplementedError
 
-    def self_attention(self, x, projections, heads, kv_heads, causal=False, lengths=None, tables=None, past=None):
-        """`projections`: weight and bias to query, key and value; `tables`: cos and sin, if heads are turned; `past`:
-        the keys and values before."""
+    def self_attention(self, x, projections, heads, kv_heads, causal=False, lengths=None, rotary=None, past=None):
+        """`projections`: weight and bias to query, key and value; `rotary`: if heads are turned, cos and sin for all
+        positions, and the first position of x; `past`: the keys and values before."""
         query, key, value = (self.linear(x, *projection) for projection in projections)
         query, key, value = self.split(query, heads), self.split(key, kv_heads), self.split(value, kv_heads)
-        if tables is not None:
-            query, key = self.turned(query, *tables), self.turned(key, *tables)
+        if rotary is not None:
+            cos, sin, begin = rotary
+            query, key = (self.turned(heads, cos[begin:], sin[begin:]) for heads in (query, key))
         if past is not None:
             key, value = self.joined(past[0], key), self.joined(past[1], value)
         return self.merged(self.attention(query, key, value, causal, lengths))
