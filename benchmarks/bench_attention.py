@@ -8,6 +8,7 @@ from benchmarks.measure.worker import outputs
 from benchmarks.peers import IMPLEMENTATIONS, adapter_of
 from benchmarks.workloads import WORKLOADS
 
+SMOKE_BYTES = 1e8  # to be drawn
 SMOKE_FLOPS = 2e10  # two seconds for the plainest kernel on one core
 
 
@@ -25,4 +26,4 @@ def bench_attention(benchmark, name):
 
 def affordable(workload):
     """The workload, or a shrunk one where it would take more than seconds."""
-    return workload if workload.flops <= SMOKE_FLOPS else workload.shrunk()
+    return workload if workload.flops <= SMOKE_FLOPS and workload.bytes <= SMOKE_BYTES else workload.shrunk()

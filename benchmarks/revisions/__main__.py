@@ -34,7 +34,8 @@ TYPICAL = (  # each engine, dtype and kind of work once, and what is short, wher
     "prefill-512-full-fp32,prefill-2048-causal-fp32,gqa-1024-d128-causal-fp32,clip-77-fp32,hdim-80-fp32,"
     "mask-bool-fp32,mask-add-fp32,window-512-fp32,prefill-2048-full-fp64,prefill-512-causal-bf16,"
     "prefill-512-causal-fp16,chunk-16-fp32,decode-4k-fp32,decode-4k-bf16,decode-short-fp16,small-32-fp32,tiny-fp32,"
-    "bwd-1024-causal-fp32,bwd-bert-bf16,layer-b8-128-fp32"
+    "bwd-1024-causal-fp32,bwd-bert-bf16,layer-b8-128-fp32,linear-1-768x3072-fp32,linear-1024-gelu-bf16,"
+    "norm-layer-1024x768-fp32,model-minilm-1x16-fp32"
 )
 
 # ---------------------------------------------------------------------------------------------------------- measuring
