@@ -86,28 +86,31 @@ def element_type(typed):
 
 def compiled_call(workload, node, parameters, inputs):
     """(call, result) of the model that ends in `node`, on the arrays of its parameters."""
-    call, results = compiled_model(workload, [node], parameters, inputs)
-    return call, lambda _: results()[0]
+    request = compiled_request(workload, [node], parameters, inputs)
+    return lambda: request.infer(share_outputs=True), lambda _: output_of(request, 0, workload)
 
 
-def compiled_model(workload, nodes, parameters, inputs):
-    """(call, function that gives the arrays which the last call left) of the model that ends in `nodes`."""
+def compiled_request(workload, nodes, parameters, inputs, sinks=()):
+    """What runs the model that ends in `nodes`, and in `sinks` that keep something for the next run."""
     import openvino
 
+    precision = OPENVINO_TYPES[workload.dtype.name][1]
     settings = {
         "INFERENCE_NUM_THREADS": THREADS,
         "NUM_STREAMS": 1,
-        "INFERENCE_PRECISION_HINT": OPENVINO_TYPES[workload.dtype.name][1],
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,  # or it would be of 8 bits
     }
-    model = openvino.Core().compile_model(openvino.Model(nodes, parameters), "CPU", settings)
-    request = model.create_infer_request()
+    model = openvino.Model([openvino.opset13.result(node) for node in nodes], [*sinks], parameters)
+    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
     for index, array in enumerate(inputs):
         request.set_input_tensor(index, tensor_of(array, element_type(array)))
-    # Views of a bfloat16 tensor come as float16.
-    places = range(len(nodes))
-    return lambda: request.infer(share_outputs=True), lambda: [
-        request.get_output_tensor(place).data.view(workload.dtype) for place in places
-    ]
+    return request
+
+
+def output_of(request, index, workload):
+    """Views of a bfloat16 tensor come as float16."""
+    return request.get_output_tensor(index).data.view(workload.dtype)
 
 
 def tensor_of(array, element):

@@ -1,9 +1,13 @@
 """Formulas as models of OpenVINO, whose compiler fuses what it knows."""
 
+import itertools
+
 import numpy as np
 
-from benchmarks.peers.openvino import compiled_model, element_type, repeat_heads, tensor_of
+from benchmarks.peers.openvino import compiled_request, element_type, output_of, tensor_of
 from benchmarks.workloads.formulas import Pieces
+
+TOKENS = 32  # that follow each other, before the state is what it was; the run after that takes longer, and counts not
 
 
 class OpenvinoGraph(Pieces):
@@ -13,6 +17,7 @@ class OpenvinoGraph(Pieces):
         from openvino import opset13
 
         self.ops, self.parameters, self.inputs = opset13, [], []
+        self.sinks, self.order = [], None  # of states
 
     def variable(self, name, array):
         self.inputs.append(array)
@@ -70,12 +75,31 @@ class OpenvinoGraph(Pieces):
         return self.ops.add(self.ops.multiply(x, cos), self.ops.multiply(half, sin))
 
     def joined(self, past, new):
-        return self.ops.concat([past, new], 2)
+        """A state, which begins as `past`, and grows with each run: the compiler has a node for it and attention."""
+        import openvino
+
+        B, G, _, D = past.shape
+        if self.order is None:
+            self.order = self.variable("order", np.arange(B, dtype=np.int32))  # of the beams, as the node wants it
+        name, shape = f"state_{len(self.sinks)}", openvino.PartialShape([B, G, -1, D])
+        state = self.ops.read_value(past, name, past.get_element_type(), shape)
+        both = self.ops.concat([self.ops.gather(state, self.order, np.int64(0)), new], 2)
+        self.sinks.append(self.ops.assign(both, name))
+        return both
+
+    def repeated(self, x, heads):
+        """Keys or values of fewer heads, in a form in which the compiler does not repeat them."""
+        B, G, _, D = x.get_output_partial_shape(0)
+        if heads == G.get_length():
+            return x
+        ones = self.number(np.ones((1, 1, heads // G.get_length(), 1, 1)), x)
+        groups = self.ops.multiply(self.ops.unsqueeze(x, np.int64(2)), ones)
+        return self.ops.reshape(groups, np.array([B.get_length(), heads, -1, D.get_length()]), False)
 
     def attention(self, query, key, value, causal, lengths):
         heads, rows = query.shape[1:3]
-        mask = () if lengths is None else (self.mask(lengths, key.shape[2]),)
-        key, value = (repeat_heads(each, heads) for each in (key, value))
+        mask = () if lengths is None else (self.mask(lengths, rows),)
+        key, value = (self.repeated(each, heads) for each in (key, value))
         return self.ops.scaled_dot_product_attention(query, key, value, *mask, causal=causal and rows > 1)
 
     def mask(self, lengths, count):
@@ -91,5 +115,18 @@ def openvino_graph_peer(workload):
     element_type(workload)  # there must be one
     graph = OpenvinoGraph()
     outputs = workload.outputs(graph)
-    call, results = compiled_model(workload, list(outputs), graph.parameters, graph.inputs)
-    return call, lambda _: workload.comparable(*results())
+    request = compiled_request(workload, list(outputs), graph.parameters, graph.inputs, graph.sinks)
+    calls = itertools.count()
+
+    def call():
+        if graph.sinks and next(calls) % TOKENS == 0:
+            request.reset_state()
+        request.infer(share_outputs=True)
+
+    def result(_):
+        if graph.sinks:  # of the first token
+            request.reset_state()
+            request.infer()
+        return workload.comparable(*(output_of(request, index, workload) for index in range(len(outputs))))
+
+    return call, result
