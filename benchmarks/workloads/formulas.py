@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.measure import oracle
 from benchmarks.workloads.workload import Workload
+from sdpa import reference
 
 
 class Pieces:
@@ -129,8 +130,6 @@ class Oracle(ArrayPieces):
         self._dtype = dtype
 
     def linear(self, x, weight, bias=None, activation=None):
-        from sdpa import reference
-
         return self._rounded(reference.Linear(weight, bias, activation=activation)(x, dtype=self._dtype))
 
     def add(self, x, y):
@@ -140,23 +139,15 @@ class Oracle(ArrayPieces):
         return self._rounded(x * y)
 
     def layer_norm(self, x, weight, bias, eps):
-        from sdpa import reference
-
         return self._rounded(reference.layer_norm(x, weight, bias, eps=eps, dtype=self._dtype))
 
     def rms_norm(self, x, weight, eps):
-        from sdpa import reference
-
         return self._rounded(reference.rms_norm(x, weight, eps=eps, dtype=self._dtype))
 
     def turned(self, x, cos, sin):
-        from sdpa import reference
-
         return self._rounded(reference.rotary(x, None, cos=cos, sin=sin, dtype=self._dtype))
 
     def attention(self, query, key, value, causal, lengths):
-        from sdpa import reference
-
         out = reference.attention(query, key, value, causal=causal, kv_lengths=lengths, dtype=self._dtype)
         return self._rounded(out)
 
