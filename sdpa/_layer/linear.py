@@ -189,6 +189,7 @@ class FeedForward:
             raise ValueError(
                 f"residual has shape {np.shape(residual)}: it must be that of the result, {(*x.shape[:-1], self.outs)}"
             )
+        threads = _threads.count(self.threads if threads is None else threads)
         hidden = self._up(x, threads=threads)
         return self._down(hidden, residual=residual, threads=threads)
 

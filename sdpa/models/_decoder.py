@@ -103,8 +103,8 @@ class Decoder(Transformer):
         places = batch.packed(before[:, None] + np.arange(batch.ids.shape[1]))
         s = self.settings
 
-        def attend(number, query, key, value):
-            options = dict(scale=s.scales[number], threads=self.threads)
+        def attend(number, query, key, value, threads):
+            options = dict(scale=s.scales[number], threads=threads)
             if caches is None:
                 window = None if s.windows[number] is None else (s.windows[number] - 1, None)
                 options |= dict(cu_seqlens_q=batch.ends, causal=True, window=window)
@@ -125,7 +125,7 @@ class Decoder(Transformer):
     def _logits(self, x):
         """(T, E) to (T, words)"""
         out = np.empty((len(x), self.settings.words), sum_dtype(self.dtype))
-        return self._head(self._last_norm(x), out=out)
+        return self._head(self._last_norm(x, threads=self.threads), out=out, threads=self.threads)
 
     def _before(self, caches, batch):
         """The number of tokens of each sequence that are in the caches."""

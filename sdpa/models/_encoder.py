@@ -86,8 +86,8 @@ class Encoder(Transformer):
             places = np.where(real, np.cumsum(real, axis=1) - 1, -1)
         x = self._embedded(*map(batch.packed, (batch.ids, places)), None if types is None else batch.packed(types))
 
-        def attend(number, query, key, value):
-            return self.pieces.attention_varlen(query, key, value, cu_seqlens_q=batch.ends, threads=self.threads)
+        def attend(number, query, key, value, threads):
+            return self.pieces.attention_varlen(query, key, value, cu_seqlens_q=batch.ends, threads=threads)
 
         return self._through(x, attend)
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from .._checks import float_dtype, sum_dtype
+from .._runtime.threads import count
 from ._families import shapes
 from ._frequencies import frequencies_of
 from ._progress import Progress
@@ -17,7 +18,7 @@ class Transformer:
     def __init__(self, folder, family, settings, dtype, threads, pieces):
         self.folder, self.config, self.settings = folder, folder.config, settings
         self.pieces, self.threads = pieces, threads
-        weights = Weights(folder, family, settings, pieces, threads)
+        weights = Weights(folder, family, settings, pieces)
         tables = {part: weights.arrays.get((part, None, "weight")) for part in ("words", "places", "types")}
         self._tables = {part: table for part, table in tables.items() if table is not None}
         self.dtype = weights.dtype = float_dtype(tables["words"].dtype if dtype is None else dtype)
@@ -58,34 +59,35 @@ class Transformer:
         if "types" in self._tables:
             x += self._tables["types"][0 if types is None else types]
         x = x.astype(self.dtype, copy=False)
-        return x if self._first_norm is None else self._first_norm(x)
+        return x if self._first_norm is None else self._first_norm(x, threads=self.threads)
 
     def _through(self, x, attend, turn=None):
         """Carry x (T, E) through all layers.
 
-        attend(number, query, key, value) : attention in the layer of that number, of heads (T, heads, D).
-        turn(heads) : the rotary embedding, in place.
+        attend(number, query, key, value, threads) : attention in the layer of that number, of heads (T, heads, D).
+        turn(heads, threads) : the rotary embedding, in place.
         """
+        threads = count(self.threads)  # once: each call would ask the environment and the system for 2 us
         for number, layer in enumerate(self.layers):
-            look = partial(self._look, number, layer, attend, turn)
+            look = partial(self._look, number, layer, attend, turn, threads)
             if self._post_norm:
-                x = layer.attention_norm(layer.leave(look(x), residual=x))
-                x = layer.feed_norm(layer.feed_forward(x, residual=x))
+                x = layer.attention_norm(layer.leave(look(x), residual=x, threads=threads), threads=threads)
+                x = layer.feed_norm(layer.feed_forward(x, residual=x, threads=threads), threads=threads)
             else:
-                x = layer.leave(look(layer.attention_norm(x)), residual=x)
-                x = layer.feed_forward(layer.feed_norm(x), residual=x)
+                x = layer.leave(look(layer.attention_norm(x, threads=threads)), residual=x, threads=threads)
+                x = layer.feed_forward(layer.feed_norm(x, threads=threads), residual=x, threads=threads)
         return x
 
-    def _look(self, number, layer, attend, turn, x):
+    def _look(self, number, layer, attend, turn, threads, x):
         s = self.settings
-        heads = layer.enter(x).reshape(len(x), s.heads + 2 * s.kv_heads, s.head_dim)
+        heads = layer.enter(x, threads=threads).reshape(len(x), s.heads + 2 * s.kv_heads, s.head_dim)
         query, key, value = heads[:, : s.heads], heads[:, s.heads : -s.kv_heads], heads[:, -s.kv_heads :]
         if layer.query_norm is not None:
-            query, key = layer.query_norm(query), layer.key_norm(key)
+            query, key = layer.query_norm(query, threads=threads), layer.key_norm(key, threads=threads)
         if turn is not None:
-            turn(query)
-            turn(key)
-        return attend(number, query, key, value).reshape(len(x), s.heads * s.head_dim)
+            turn(query, threads)
+            turn(key, threads)
+        return attend(number, query, key, value, threads).reshape(len(x), s.heads * s.head_dim)
 
     def _turn(self, positions, length):
         """A function that turns heads (T, heads, D) in place; None for a model without rotary embedding.
@@ -98,9 +100,9 @@ class Transformer:
         angle = positions[:, None] * frequencies
         cos, sin = ((factor * of(angle)).astype(sum_dtype(self.dtype)) for of in (np.cos, np.sin))
 
-        def turn(heads):
+        def turn(heads, threads):
             heads = heads.swapaxes(0, 1)
-            self.pieces.rotary(heads, None, cos=cos, sin=sin, out=heads, threads=self.threads)
+            self.pieces.rotary(heads, None, cos=cos, sin=sin, out=heads, threads=threads)
 
         return turn
 
@@ -108,10 +110,10 @@ class Transformer:
 class Weights:
     """The tensors of a model by (part, layer or None, "weight" or "bias"), and the pieces that compute with them."""
 
-    def __init__(self, folder, family, settings, pieces, threads):
+    def __init__(self, folder, family, settings, pieces):
         """Find all tensors, and check their shapes, before anything is computed."""
         self.folder, self.family, self.settings = folder, family, settings
-        self.pieces, self.threads = pieces, threads
+        self.pieces = pieces
         self.files, self.arrays = folder.tensors(), {}
         with_head = f"{family.prefix}{family.tensors['words']}.weight" in self.files
         prefix = family.prefix if with_head else ""
@@ -148,13 +150,13 @@ class Weights:
         weight, bias = ([self.get(part, layer, kind) for part in parts] for kind in ("weight", "bias"))
         if len(parts) > 1:
             weight, bias = [np.concatenate(weight)], [None if bias[0] is None else np.concatenate(bias)]
-        return self.pieces.Linear(weight[0], bias[0], threads=self.threads)
+        return self.pieces.Linear(weight[0], bias[0])
 
     def norm(self, part, layer=None):
         """The norm as a function of x; None if the model has no such norm."""
         if (part, layer, "weight") not in self.arrays:
             return None
-        options = dict(weight=self.get(part, layer), eps=self.settings.eps, threads=self.threads)
+        options = dict(weight=self.get(part, layer), eps=self.settings.eps)
         if self.family.layer_norm:
             return partial(self.pieces.layer_norm, bias=self.get(part, layer, "bias"), **options)
         return partial(self.pieces.rms_norm, **options)
@@ -171,6 +173,6 @@ class Weights:
         return SimpleNamespace(
             enter=self.linear(*enter, layer=number),
             leave=self.linear("out", layer=number),
-            feed_forward=self.pieces.FeedForward(**feed, activation=self.settings.activation, threads=self.threads),
+            feed_forward=self.pieces.FeedForward(**feed, activation=self.settings.activation),
             **{norm: self.norm(norm, number) for norm in norms},
         )

@@ -64,7 +64,7 @@ def test_padding_is_not_computed(bert):
     counts = []
     model = sdpa.models.load(bert)
     enter = model.layers[0].enter
-    model.layers[0].enter = lambda x: counts.append(len(x)) or enter(x)
+    model.layers[0].enter = lambda x, threads: counts.append(len(x)) or enter(x, threads=threads)
     model(ids_of(4, 12), lengths=LENGTHS)
     model.embed(ids_of(2, 12), lengths=[3, 2])
     assert counts == [LENGTHS.sum(), 5]
