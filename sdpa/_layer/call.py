@@ -72,6 +72,19 @@ def check_positions(layer, positions, x):
         )
 
 
+def residual_rows(layer, given, x, batched):
+    """What is added to the result, (B, M, out_dim), or None."""
+    if given is None:
+        return None
+    (batch, count, _), given = x.shape, _core.float_array("residual", given, 0)
+    shape = (count, layer.out_dim) if not batched else (batch, count, layer.out_dim)
+    if batched and not layer.batch_first:
+        shape = (count, batch, layer.out_dim)
+    if given.shape != shape:
+        raise ValueError(f"residual has shape {given.shape}: it must be that of the result, {shape}")
+    return given[None] if not batched else given if layer.batch_first else given.swapaxes(0, 1)
+
+
 def heads(layer, x, context, value_context, threads):
     """Query (B, H, M, D), key (B, G, N, D) and value (B, G, N, E), as views of the results of the projections."""
     if context is None:

@@ -15,16 +15,17 @@ from .._checks import flag, whole_number
 from .._options import WORDS, InputOptions, takes
 from .._runtime import threads as _threads
 from . import convert
-from .call import attend, check_positions, heads, inputs, turn_heads
+from .call import attend, check_positions, heads, inputs, residual_rows, turn_heads
 from .keys import keys_for
 from .linear import Linear
-from .parts import Norm, extra_keys, input_weights, turns, vector_or_none, weight_array
+from .parts import Norm, extra_keys, input_weights, row_norm, turns, vector_or_none, weight_array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Rotary: TypeAlias = "bool | float | dict[str, Any] | None"
 QKNorm: TypeAlias = "bool | Sequence[ArrayLike] | dict[str, Any] | None"
+RowNorm: TypeAlias = "bool | dict[str, Any] | None"
 
 OF_LAYER = WORDS | {
     "threads": "that of the layer, else ",
@@ -64,6 +65,9 @@ class MultiHeadAttention:
     qk_norm : norm of each query and key by its root mean square, before the rotary embedding: True, a pair of weights
         (head_dim) for queries and keys, or a dict with any of query, key, eps (default 1e-6) and center.  center=True
         subtracts the mean first, as LayerNorm does.  Weights of 1 / sqrt(head_dim) give unit length (L2).
+    pre_norm : norm of the rows of x before all else, by the root of their mean square: True, or a dict with any of
+        weight (embed_dim), bias (embed_dim), eps (default 1e-6) and center.  center=True makes it LayerNorm.
+    post_norm : the same of the result (out_dim), after the residual of a call was added.
     batch_first : if False, arrays are (M, B, size) instead of (B, M, size).
     threads : the default of the option `threads` of calls.
 
@@ -92,7 +96,8 @@ class MultiHeadAttention:
         k_proj_weight: ArrayLike | None = None, v_proj_weight: ArrayLike | None = None,
         in_proj_bias: ArrayLike | None = None, out_proj_weight: ArrayLike, out_proj_bias: ArrayLike | None = None,
         bias_k: ArrayLike | None = None, bias_v: ArrayLike | None = None, add_zero_attn: bool = False,
-        rotary: Rotary = None, qk_norm: QKNorm = None, batch_first: bool = True, threads: int | None = None,
+        rotary: Rotary = None, qk_norm: QKNorm = None, pre_norm: RowNorm = None, post_norm: RowNorm = None,
+        batch_first: bool = True, threads: int | None = None,
     ) -> None:  # fmt: skip
         self._take_sizes(embed_dim, num_heads, kv_heads, head_dim, value_dim, kdim, vdim)
         rows = self.num_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.value_dim
@@ -116,6 +121,8 @@ class MultiHeadAttention:
         self._extra = extra_keys(self)
         self.rotary, self._turns = rotary, turns(rotary, self.head_dim)
         self.qk_norm, self._norm = qk_norm, None if qk_norm is None else Norm(qk_norm, self.head_dim)
+        self.pre_norm, self._before = pre_norm, row_norm("pre_norm", pre_norm, self.embed_dim)
+        self.post_norm, self._after = post_norm, row_norm("post_norm", post_norm, self.out_dim)
         self.batch_first = flag("batch_first", batch_first)
         _threads.count(threads)
         self.threads = threads
@@ -142,54 +149,58 @@ class MultiHeadAttention:
     @classmethod
     def from_torch(
         cls, module: Any, *, num_heads: int | None = None, prefix: str = "", batch_first: bool | None = None,
-        add_zero_attn: bool | None = None, rotary: Rotary = None, qk_norm: QKNorm = None, threads: int | None = None,
+        add_zero_attn: bool | None = None, rotary: Rotary = None, qk_norm: QKNorm = None, pre_norm: RowNorm = None,
+        post_norm: RowNorm = None, threads: int | None = None,
     ) -> MultiHeadAttention:  # fmt: skip
         """The layer with the weights of a torch.nn.MultiheadAttention, or of its state dict (tensors or NumPy arrays).
 
         num_heads : must be given with a state dict.
         prefix : what the names begin with in the state dict of a whole model, such as "encoder.layers.0.self_attn.".
         batch_first, add_zero_attn : default: those of the module; with a state dict, True and False.
-        rotary, qk_norm, threads : as for MultiHeadAttention.
+        rotary, qk_norm, pre_norm, post_norm, threads : as for MultiHeadAttention.
 
         Results are those of the module in eval mode, without dropout.  You may need to invert masks: True means *may
         attend* here, and *may not attend* in that module.
         """
         options = convert.of_torch(module, num_heads, prefix, batch_first, add_zero_attn)
-        return cls(**options, rotary=rotary, qk_norm=qk_norm, threads=threads)
+        return cls(**options, rotary=rotary, qk_norm=qk_norm, pre_norm=pre_norm, post_norm=post_norm, threads=threads)
 
     @classmethod
     def from_keras(
-        cls, layer: Any, *, prefix: str = "", rotary: Rotary = None, qk_norm: QKNorm = None, threads: int | None = None
-    ) -> MultiHeadAttention:
+        cls, layer: Any, *, prefix: str = "", rotary: Rotary = None, qk_norm: QKNorm = None, pre_norm: RowNorm = None,
+        post_norm: RowNorm = None, threads: int | None = None,
+    ) -> MultiHeadAttention:  # fmt: skip
         """The layer with the weights of a keras.layers.MultiHeadAttention or GroupQueryAttention.
 
         layer : the Keras layer; or the list that its get_weights() returns; or a dict of "query/kernel", "query/bias",
             "key/kernel", ..., "attention_output/bias", which may be nested.
         prefix : what the names begin with in the dict of a whole model, such as "decoder/self_attention/".
-        rotary, qk_norm, threads : as for MultiHeadAttention.
+        rotary, qk_norm, pre_norm, post_norm, threads : as for MultiHeadAttention.
 
         Keras layers are called with (query, value, key), this one with (x, context, value_context), which is query, key
         and value.  A layer with a sliding_window is refused: pass its get_weights(), and the window in each call.
         """
-        return cls(**convert.of_keras(layer, prefix), rotary=rotary, qk_norm=qk_norm, threads=threads)
+        options = convert.of_keras(layer, prefix)
+        return cls(**options, rotary=rotary, qk_norm=qk_norm, pre_norm=pre_norm, post_norm=post_norm, threads=threads)
 
     @classmethod
     def from_flax(
-        cls, params: Any, *, rotary: Rotary = None, qk_norm: QKNorm = None, threads: int | None = None
-    ) -> MultiHeadAttention:
+        cls, params: Any, *, rotary: Rotary = None, qk_norm: QKNorm = None, pre_norm: RowNorm = None,
+        post_norm: RowNorm = None, threads: int | None = None,
+    ) -> MultiHeadAttention:  # fmt: skip
         """The layer with the weights of a flax.linen.MultiHeadDotProductAttention or flax.nnx.MultiHeadAttention.
 
         params : the parameters of the linen module, or the nnx.Param state of the nnx module:
             {"query": {"kernel", "bias"}, "key": ..., "value": ..., "out": ...}, which may be nested in "params".
             query_ln and key_ln, if present, become qk_norm.
-        rotary, qk_norm, threads : as for MultiHeadAttention.
+        rotary, qk_norm, pre_norm, post_norm, threads : as for MultiHeadAttention.
         """
         options = convert.of_flax(params)
         if qk_norm is not None:
             if "qk_norm" in options:
                 raise ValueError(f"qk_norm is {qk_norm!r} and params have query_ln and key_ln: qk_norm must be None")
             options["qk_norm"] = qk_norm
-        return cls(**options, rotary=rotary, threads=threads)
+        return cls(**options, rotary=rotary, pre_norm=pre_norm, post_norm=post_norm, threads=threads)
 
     def new_cache(self, batch: int = 1, **options: Any) -> KVCache:
         """An empty KVCache for the keys and values of this layer.
@@ -203,8 +214,8 @@ class MultiHeadAttention:
     def __call__(
         self, x: ArrayLike, context: ArrayLike | None = None, *, value_context: ArrayLike | None = None,
         cache: KVCache | PagedKVCache | None = None, sequences: int | Sequence[int] | None = None,
-        cu_seqlens: ArrayLike | None = None, positions: ArrayLike | None = None, return_weights: bool = False,
-        **options: Unpack[InputOptions],
+        cu_seqlens: ArrayLike | None = None, positions: ArrayLike | None = None, residual: ArrayLike | None = None,
+        return_weights: bool = False, **options: Unpack[InputOptions],
     ) -> Any:  # fmt: skip
         """The layer's result (B, M, out_dim) for x (B, M, embed_dim).  Both may come without the axis B.
 
@@ -223,6 +234,8 @@ class MultiHeadAttention:
             (T, embed_dim) belong.  Sequence b has the rows from cu_seqlens[b] to cu_seqlens[b + 1], by default one.
         positions : of the rows of x, for the rotary embedding alone, as for `rotary`: a number, (M) or (B, M).
             Default: the positions that masks use.
+        residual : as the result, to which it is added before that is rounded.  With pre_norm or post_norm, layer(x,
+            residual=x) is the attention block of a transformer.
         return_weights : also return the weights (B, H, M, N), H = num_heads.  N includes the tokens of the cache, and
             the keys of bias_k and add_zero_attn come last.  Caches with a window, with int8 or with pages have no
             weights to return.
@@ -235,6 +248,7 @@ class MultiHeadAttention:
         CALL.check(options)
         x, context, value_context, batched = inputs(self, x, context, value_context, cache)
         check_positions(self, positions, x)
+        residual = residual_rows(self, residual, x, batched)
         return_weights = flag("return_weights", return_weights)
         kv_lengths, q_offset, threads = options.pop("kv_lengths", None), options.get("q_offset"), options.get("threads")
         if threads is None and self.threads is not None:
@@ -244,7 +258,7 @@ class MultiHeadAttention:
             options["causal"] = place.causal
         if return_weights:
             place.check_weights()
-        query, key, value = heads(self, x, context, value_context, threads)
+        query, key, value = heads(self, self._before(x, threads), context, value_context, threads)
         if self._norm is not None:
             self._norm.apply(query, key, threads)
         if self._turns is not None:
@@ -252,7 +266,8 @@ class MultiHeadAttention:
         place.append(key, value)
         try:
             out, weights = attend(query, place, self._extra, return_weights, options)
-            out = self._out.apply(_core.join_heads(out), threads)
+            out = self._out.apply(_core.join_heads(out), threads, residual=residual)
+            out = self._after(out, threads)
         except BaseException:
             place.undo()
             raise
@@ -276,7 +291,13 @@ class MultiHeadAttention:
         if (self.kdim, self.vdim) != (self.embed_dim, self.embed_dim):
             parts.append(f"contexts of {self.kdim} and {self.vdim}")
         parts.append(self.q_proj_weight.dtype.name)
-        named = dict(rotary=self._turns, qk_norm=self._norm, bias_kv=self.bias_k)
+        named = dict(
+            rotary=self._turns,
+            qk_norm=self._norm,
+            pre_norm=self.pre_norm,
+            post_norm=self.post_norm,
+            bias_kv=self.bias_k,
+        )  # fmt: skip
         parts += [name for name, there in named.items() if there is not None]
         parts += ["add_zero_attn"] * bool(self.add_zero_attn) + ["batch second"] * (not self.batch_first)
         return f"<sdpa.MultiHeadAttention {', '.join(parts)}>"

@@ -1,4 +1,6 @@
-"""The parts of a layer and their checks: weights, the norm of queries and keys, and options of the rotary embedding."""
+"""The parts of a layer and their checks: weights, norms, and options of the rotary embedding."""
+
+from functools import partial
 
 import numpy as np
 
@@ -9,6 +11,7 @@ from .rotary import turns_of
 
 ROTARY = ("base", "interleaved", "dim", "frequencies")
 NORM = ("query", "key", "eps", "center")
+ROW_NORM = ("weight", "bias", "eps", "center")
 
 
 def weight_array(name, given, shape, axes):
@@ -115,6 +118,30 @@ class Norm:
         """Norm query and key (..., D) in place."""
         for heads, weight in ((query, self.query), (key, self.key)):
             _core.norm(heads, weight, None, self.eps, self.center, None, heads, kernels.default, threads)
+
+
+def row_norm(name, given, size):
+    """A function of rows (..., size) and threads that norms them; without a norm it returns them as they are."""
+    if given is None:
+        return _as_they_are
+    if given is not True and not isinstance(given, dict):
+        raise TypeError(f"{name} is {given!r}: it must be True, a dict of {', '.join(ROW_NORM)}, or None")
+    options = {} if given is True else given
+    _known(name, options, ROW_NORM)
+    weight, bias = (
+        None if options.get(part) is None else weight_array(f"{part} of {name}", options[part], (size,), f"({size},)")
+        for part in ("weight", "bias")
+    )
+    eps = epsilon(f"eps of {name}", options.get("eps", 1e-6))
+    return partial(_normed, weight, bias, eps, flag(f"center of {name}", options.get("center", False)))
+
+
+def _normed(weight, bias, eps, center, rows, threads):
+    return _core.norm(rows, weight, bias, eps, center, None, None, kernels.default, threads)
+
+
+def _as_they_are(rows, threads):
+    return rows
 
 
 def turns(given, head_dim):

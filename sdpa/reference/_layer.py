@@ -4,6 +4,7 @@ import numpy as np
 
 from ._arrays import arithmetic, cast, rounded, to_float
 from ._attention import compare, softmax, weighted_sum
+from ._norms import layer_norm, rms_norm
 from ._rotary import rotary as turned
 
 
@@ -27,7 +28,7 @@ class MultiHeadAttention:
         self, embed_dim, num_heads, *, kv_heads=None, head_dim=None, value_dim=None, kdim=None, vdim=None,
         in_proj_weight=None, q_proj_weight=None, k_proj_weight=None, v_proj_weight=None, in_proj_bias=None,
         out_proj_weight, out_proj_bias=None, bias_k=None, bias_v=None, add_zero_attn=False, rotary=None, qk_norm=None,
-        batch_first=True, threads=None,
+        pre_norm=None, post_norm=None, batch_first=True, threads=None,
     ):  # fmt: skip
         self.num_heads, self.kv_heads = num_heads, num_heads if kv_heads is None else kv_heads
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
@@ -59,10 +60,11 @@ class MultiHeadAttention:
         elif isinstance(qk_norm, (tuple, list)):
             qk_norm = dict(zip(("query", "key"), qk_norm))
         self.rotary, self.qk_norm, self.batch_first = rotary, qk_norm, batch_first
+        self.pre_norm, self.post_norm = ({} if norm is True else norm for norm in (pre_norm, post_norm))
 
     def __call__(
-        self, x, context=None, *, value_context=None, positions=None, return_weights=False, mask=None, bias=None,
-        causal=None, window=None, q_offset=None, kv_lengths=None, scale=None, softcap=None, sinks=None,
+        self, x, context=None, *, value_context=None, positions=None, residual=None, return_weights=False, mask=None,
+        bias=None, causal=None, window=None, q_offset=None, kv_lengths=None, scale=None, softcap=None, sinks=None,
         alibi_slopes=None, threads=None, dtype=None,
     ):  # fmt: skip
         """The result, or (result, weights). Inputs, weights, heads and results are rounded to `dtype`."""
@@ -82,7 +84,10 @@ class MultiHeadAttention:
         at = offsets[:, None] + np.arange(count) if positions is None else positions
         key_at = np.arange(keys) if positions is None or not own else positions
 
-        query = self.heads(0, x, self.head_dim, dtype)
+        rows = rows_normed(self.pre_norm, x, dtype)
+        if own:
+            context, value_context = rows, rows
+        query = self.heads(0, rows, self.head_dim, dtype)
         key = self.heads(1, context, self.head_dim, dtype)
         value = self.heads(2, value_context, self.value_dim, dtype)
         if self.qk_norm is not None:
@@ -98,7 +103,11 @@ class MultiHeadAttention:
         for h in range(self.num_heads):
             columns = self.out_weight[:, h * self.value_dim : (h + 1) * self.value_dim]
             out = out + rounded(found[:, h], dtype) @ to_float("out_proj_weight", columns, dtype).T
-        out = cast(out, dtype)
+        if residual is not None:
+            more = to_float("residual", residual, dtype)
+            more = more if more.ndim == 3 else more[None]
+            out = out + (more if self.batch_first or not batched else more.swapaxes(0, 1))
+        out = cast(rows_normed(self.post_norm, rounded(out, dtype), dtype), dtype)
         if not batched:
             out, weights = out[0], weights[0]
         elif not self.batch_first:
@@ -136,3 +145,14 @@ class MultiHeadAttention:
             value = np.concatenate([value, np.broadcast_to(extra_value, (len(query), *extra_value.shape[1:]))], axis=-2)
         weights = rounded(softmax(score, seen, sink)[0], dtype)
         return weighted_sum(weights, value, seen), weights
+
+
+def rows_normed(norm, rows, dtype):
+    """The norm of each row, rounded; `norm` as pre_norm and post_norm of the layer."""
+    if norm is None:
+        return rows
+    options = dict(weight=norm.get("weight"), eps=norm.get("eps", 1e-6), dtype=arithmetic(dtype))
+    if norm.get("center", False):
+        return rounded(layer_norm(rows, bias=norm.get("bias"), **options), dtype)
+    bias = norm.get("bias")
+    return rounded(rms_norm(rows, **options) + (0 if bias is None else to_float("bias", bias, dtype)), dtype)

@@ -52,6 +52,11 @@ PARTS = {
     "norm": dict(qk_norm=True),
     "norm with weights": dict(qk_norm=(1 + normal(D, seed=5) / 4, 1 + normal(D, seed=6) / 4)),
     "norm around the mean": dict(qk_norm=dict(key=normal(D, seed=6), eps=0.1, center=True)),
+    "norm before": dict(pre_norm=True),
+    "norms before and after": dict(
+        pre_norm=dict(weight=normal(WIDTH, seed=5), bias=normal(WIDTH, seed=6), center=True),
+        post_norm=dict(weight=normal(OUT, seed=9), bias=normal(OUT, seed=10), eps=0.1),
+    ),
     "extra key": EXTRA,
     "zero key": dict(add_zero_attn=True),
     "all": dict(rotary=1000.0, qk_norm=True, add_zero_attn=True, **EXTRA),
@@ -162,6 +167,24 @@ def test_dtypes(kernel, dtype, parts):
     x, context = normal(B, M, WIDTH, dtype=dtype), normal(B, N, WIDTH, dtype=dtype, seed=1)
     judge(dtype, layer, oracle, x, causal=True)
     judge(dtype, layer, oracle, x, context, kv_lengths=[N, 4])
+
+
+@pytest.mark.parametrize("parts", ["plain", "norm before", "norms before and after"])
+@on_kernels(WIDE, HALF, half="best")
+def test_residual(kernel, dtype, parts):
+    given = arguments(dtype=dtype) | PARTS[parts]
+    layer, oracle = MultiHeadAttention(**given), reference.MultiHeadAttention(**given)
+    x, residual = normal(B, M, WIDTH, dtype=dtype), normal(B, M, OUT, dtype=dtype, seed=2)
+    kept = residual.copy()
+    judge(dtype, layer, oracle, x, residual=residual, causal=True)
+    np.testing.assert_array_equal(residual, kept)
+    whole = layer(x, residual=residual)
+    np.testing.assert_array_equal(layer(x[0], residual=residual[0]), whole[0])
+    turned = MultiHeadAttention(**given, batch_first=False)
+    x, residual = (rows.swapaxes(0, 1).copy() for rows in (x, residual))
+    np.testing.assert_array_equal(turned(x, residual=residual), whole.swapaxes(0, 1))
+    with raises(ValueError, ["residual has shape (9, 2, 5)", "(9, 2, 17)"]):
+        turned(x, residual=residual[..., :5])
 
 
 def test_larger_sizes(kernel):
@@ -843,6 +866,13 @@ MADE_WRONG = {
         ["head_dim is 5", "even"],
     ),
     "qk_norm": (TypeError, dict(qk_norm=False), ["qk_norm is False"]),
+    "pre_norm": (TypeError, dict(pre_norm="rms"), ["pre_norm is 'rms'", "weight, bias, eps, center"]),
+    "key of post_norm": (
+        TypeError,
+        dict(post_norm=dict(gamma=1)),
+        ["post_norm", "'gamma'", "weight, bias, eps"],
+    ),
+    "shape of pre_norm": (ValueError, dict(pre_norm=dict(bias=ones(5))), ["bias of pre_norm", "(5,)"]),
     "key of qk_norm": (TypeError, dict(qk_norm=dict(q=1)), ["qk_norm", "'q'", "query, key, eps, center"]),
     "shape of qk_norm": (ValueError, dict(qk_norm=(ones(6), ones(24))), ["key of qk_norm", "(24,)", "(6,)"]),
     "eps of qk_norm": (ValueError, dict(qk_norm=dict(eps=-1)), ["eps of qk_norm is -1", "0 or more"]),

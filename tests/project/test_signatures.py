@@ -64,19 +64,23 @@ LAYER = {
         "(embed_dim, num_heads, *, kv_heads=None, head_dim=None, value_dim=None, kdim=None, vdim=None, "
         "in_proj_weight=None, q_proj_weight=None, k_proj_weight=None, v_proj_weight=None, in_proj_bias=None, "
         "out_proj_weight, out_proj_bias=None, bias_k=None, bias_v=None, add_zero_attn=False, rotary=None, "
-        "qk_norm=None, batch_first=True, threads=None)"
+        "qk_norm=None, pre_norm=None, post_norm=None, batch_first=True, threads=None)"
     ),
     "MultiHeadAttention.__call__": (
         "(self, x, context=None, *, value_context=None, cache=None, sequences=None, cu_seqlens=None, positions=None, "
-        "return_weights=False, mask=None, bias=None, causal=None, window=None, q_offset=None, kv_lengths=None, "
-        "scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None)"
+        "residual=None, return_weights=False, mask=None, bias=None, causal=None, window=None, q_offset=None, "
+        "kv_lengths=None, scale=None, softcap=None, sinks=None, alibi_slopes=None, threads=None)"
     ),
     "MultiHeadAttention.from_torch": (
         "(module, *, num_heads=None, prefix='', batch_first=None, add_zero_attn=None, rotary=None, qk_norm=None, "
-        "threads=None)"
+        "pre_norm=None, post_norm=None, threads=None)"
     ),
-    "MultiHeadAttention.from_keras": "(layer, *, prefix='', rotary=None, qk_norm=None, threads=None)",
-    "MultiHeadAttention.from_flax": "(params, *, rotary=None, qk_norm=None, threads=None)",
+    "MultiHeadAttention.from_keras": (
+        "(layer, *, prefix='', rotary=None, qk_norm=None, pre_norm=None, post_norm=None, threads=None)"
+    ),
+    "MultiHeadAttention.from_flax": (
+        "(params, *, rotary=None, qk_norm=None, pre_norm=None, post_norm=None, threads=None)"
+    ),
     "MultiHeadAttention.new_cache": "(self, batch=1, **options)",
 }
 
