@@ -106,6 +106,8 @@ cdef class Call(Options):
         self.threads = 1
         if given is not None or not few_products(
                 1 if self.sequences else p.batches, p.heads, self.rows, p.kv_len, self.products_of_score + p.value_dim):
+            if given is None and self.known.most is not None:
+                given = self.known.most()
             self.threads = threads_of(given)
         return 0
 

@@ -29,6 +29,8 @@ WORDS = {
     "lse": "(B, H, M)",
     "scale": "1 / sqrt(D)",
     "threads": "",
+    "most": "SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs that this process may use",
+    "array": "array",
     "offset": "N - M, or kv_lengths - M where lengths are given: the last query sees the last key",
 }
 PACKED = WORDS | {
@@ -45,11 +47,11 @@ class Masks(TypedDict, total=False):
 
     mask: Annotated[
         ArrayLike | None,
-        Option("boolean array, broadcast to {pairs}", None, "True: the query may attend to the key."),
+        Option("boolean {array}, broadcast to {pairs}", None, "True: the query may attend to the key."),
     ]
     bias: Annotated[
         ArrayLike | None,
-        Option("floating array, broadcast to {pairs}", None, "It is added to the scores; -inf hides the key."),
+        Option("floating {array}, broadcast to {pairs}", None, "It is added to the scores; -inf hides the key."),
     ]
 
 
@@ -89,7 +91,9 @@ class Scores(TypedDict, total=False):
     ]
     sinks: Annotated[
         ArrayLike | None,
-        Option("array {heads}", None, "One more logit in the denominator, without a value; neither scaled nor capped."),
+        Option(
+            "{array} {heads}", None, "One more logit in the denominator, without a value; neither scaled nor capped."
+        ),
     ]
 
 
@@ -98,7 +102,7 @@ class Distances(TypedDict, total=False):
 
     alibi_slopes: Annotated[
         ArrayLike | None,
-        Option("array {heads}", None, "A score is lowered by the slope times the distance of query and key."),
+        Option("{array} {heads}", None, "A score is lowered by the slope times the distance of query and key."),
     ]
 
 
@@ -116,10 +120,10 @@ class Results(TypedDict, total=False):
     out: Annotated[
         NDArray[Any] | None,
         Option(
-            "array",
+            "{array}",
             None,
-            "The array to fill and return, which must not overlap an input. If its dtype is wider than that of query, "
-            "the result is not rounded: for partial results that are merged, and for gradients.",
+            "The {array} to fill and return, which must not overlap an input. If its dtype is wider than that of "
+            "query, the result is not rounded: for partial results that are merged, and for gradients.",
         ),
     ]
 
@@ -132,8 +136,7 @@ class Threads(TypedDict, total=False):
         Option(
             "int",
             None,
-            "The most threads to use. Default: {threads}SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs that "
-            "this process may use.",
+            "The most threads to use. Default: {threads}{most}.",
         ),
     ]
 
@@ -161,4 +164,4 @@ def takes(function: str, options: type, words: Mapping[str, str] = WORDS, **defa
     """What the function of that name takes; `defaults` are those that differ from the description."""
     every = described(options)
     both = {name: defaults.get(name, option.default) for name, option in every.items()}
-    return Keywords(function, frozenset(every), both, both.get("causal", False), every, words, {})
+    return Keywords(function, frozenset(every), both, both.get("causal", False), every, words, {}, None)

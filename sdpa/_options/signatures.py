@@ -35,6 +35,7 @@ class Keywords(NamedTuple):
     described: Mapping[str, Any]
     words: Mapping[str, str]  # for what is in braces in the description
     said: Mapping[str, str]  # what messages call an option, where that is not its name
+    most: Callable[[], int] | None  # the most threads of a call that says none, where another library decides
 
     def __call__(self, function: Function) -> Function:
         """`help`, `inspect.signature` and editors then show the options by name; a line `{options}` of the docstring

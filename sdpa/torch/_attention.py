@@ -1,0 +1,61 @@
+"""The functions of the library on tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._eager import ATTENTION, ATTENTION_VARLEN, attend
+from ._tensors import without_tensors
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._options import AttentionOptions
+
+
+@ATTENTION.options
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Unpack[AttentionOptions]) -> Any:
+    """`sdpa.attention` of tensors on the CPU, whose memory it reads where it is.
+
+        query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)    out : (B, H, M, E)
+
+    Axes, dtypes, layout of the result and options are those of `sdpa.attention`.  What is an array there is a tensor
+    here.  The result has gradients with respect to query, key, value, bias and sinks, for which the scores are computed
+    again instead of kept; there are no second derivatives.
+
+    Parameters
+    ----------
+    {options}
+
+    >>> import torch, sdpa.torch
+    >>> query = torch.tensor([[1.0]], requires_grad=True)
+    >>> key, value = torch.tensor([[0.0], [3.0]]).log1p(), torch.tensor([[8.0], [4.0]])      # weights 1 and 4
+    >>> out = sdpa.torch.attention(query, key, value)
+    >>> out.backward()
+    >>> round(out.item(), 3), round(query.grad.item(), 3)
+    (4.8, -0.887)
+    """
+    return attend(ATTENTION, query, key, value, (), options)
+
+
+@ATTENTION_VARLEN.options
+def attention_varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, cu_seqlens_q: Any, cu_seqlens_k: Any = None,
+    **options: Unpack[AttentionOptions],
+) -> Any:  # fmt: skip
+    """`sdpa.attention_varlen` of tensors on the CPU: packed sequences, each of which attends to its own keys.
+
+        query : (T, H, D)    key : (U, G, D)    value : (U, G, E)    out : (T, H, E)    lse : (T, H)
+
+    Parameters
+    ----------
+    cu_seqlens_q, cu_seqlens_k : (S + 1), int.  Where the queries and the keys of the sequences begin and end.  Default
+        of cu_seqlens_k: cu_seqlens_q.
+    {options}
+
+    The result has gradients as that of `attention` has.
+    """
+    starts = without_tensors({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}).values()
+    return attend(ATTENTION_VARLEN, query, key, value, tuple(starts), options)

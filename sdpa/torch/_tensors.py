@@ -1,0 +1,63 @@
+"""Tensors as arrays that share their memory, and arrays as tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from .._checks import float_dtype
+
+try:
+    BFLOAT16 = float_dtype("bfloat16")
+except ImportError:
+    BFLOAT16 = None
+
+
+def check_plain(**tensors) -> None:
+    """Raises where one is something else, or a subclass, whose memory may mean anything."""
+    for name, tensor in tensors.items():
+        if type(tensor) is not Tensor and type(tensor) is not Parameter:
+            raise TypeError(f"{name} is of type {type(tensor).__name__}: it must be a plain torch.Tensor")
+
+
+def array_of(name: str, tensor):
+    """The memory of a tensor as an array.  NumPy has no bfloat16, so it goes by way of whole numbers of 16 bits."""
+    if type(tensor) is not Tensor:
+        check_plain(**{name: tensor})
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    try:
+        if tensor.dtype is torch.bfloat16:
+            return tensor.view(torch.uint16).numpy().view(BFLOAT16 or float_dtype("bfloat16"))
+        return tensor.numpy()
+    except (TypeError, RuntimeError) as error:
+        why = obstacle(tensor)
+        if why is None and tensor.is_neg():
+            return array_of(name, tensor.resolve_neg())
+        raise TypeError(f"{name} is {why or error}: it must be a dense tensor on the CPU") from None
+
+
+def obstacle(tensor) -> str | None:
+    """What keeps NumPy from the memory of a tensor, or None."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.device.type != "cpu":
+        return f"on {tensor.device}"
+    if tensor.layout is not torch.strided:
+        return f"sparse ({tensor.layout})"
+    if tensor.is_quantized:
+        return f"quantised ({tensor.dtype})"
+    return None
+
+
+def tensor_of(array) -> Tensor:
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def without_tensors(options):
+    """The options of a call, arrays where they are tensors."""
+    return {name: array_of(name, given) if isinstance(given, Tensor) else given for name, given in options.items()}
