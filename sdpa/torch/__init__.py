@@ -1,8 +1,11 @@
-"""The library for torch: functions on tensors on the CPU, with gradients.
+"""The library for torch: functions on tensors on the CPU, with gradients, also for torch.compile and torch.func.
 
-Nothing happens on import but that the functions are there, and `import sdpa` does not import this package.
+Importing it changes nothing in torch but that the operators `torch.ops.sdpa` are there.  `import sdpa` does not import
+this package.
 """
 
 from ._attention import attention, attention_varlen
+from ._beside import merge, rotary
+from ._like_torch import scaled_dot_product_attention
 
-__all__ = ["attention", "attention_varlen"]
+__all__ = ["attention", "attention_varlen", "merge", "rotary", "scaled_dot_product_attention"]

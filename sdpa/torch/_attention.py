@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._eager import ATTENTION, ATTENTION_VARLEN, attend
+from . import _eager, _operators
+from ._eager import ATTENTION, ATTENTION_VARLEN
 from ._tensors import without_tensors
+from ._watched import autocast, watched
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,7 +39,11 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **opt
     >>> round(out.item(), 3), round(query.grad.item(), 3)
     (4.8, -0.887)
     """
-    return attend(ATTENTION, query, key, value, (), options)
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = autocast(query, key, value)
+    if watched():
+        return _operators.attend(ATTENTION, query, key, value, (), options)
+    return _eager.attend(ATTENTION, query, key, value, (), options)
 
 
 @ATTENTION_VARLEN.options
@@ -57,5 +63,9 @@ def attention_varlen(
 
     The result has gradients as that of `attention` has.
     """
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = autocast(query, key, value)
+    if watched():
+        return _operators.attend(ATTENTION_VARLEN, query, key, value, (cu_seqlens_q, cu_seqlens_k), options)
     starts = without_tensors({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}).values()
-    return attend(ATTENTION_VARLEN, query, key, value, tuple(starts), options)
+    return _eager.attend(ATTENTION_VARLEN, query, key, value, tuple(starts), options)

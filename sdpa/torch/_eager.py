@@ -139,9 +139,13 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        raise NotImplementedError(
-            "a second derivative of sdpa.torch's attention was asked for: there are first derivatives only"
-        )
+        refuse(ctx, *grads)
+
+
+def refuse(ctx, *grads):
+    raise NotImplementedError(
+        "a second derivative of sdpa.torch's attention was asked for: there are first derivatives only"
+    )
 
 
 def gradients(function, starts, options, grad_out, grad_lse, query, key, value, bias, sinks, out, lse):

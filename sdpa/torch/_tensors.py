@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -56,6 +58,15 @@ def tensor_of(array) -> Tensor:
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def as_tensor(given: Any) -> Tensor:
+    """Of whatever stands for an array; a number may be one that is not known while a graph is made."""
+    if isinstance(given, Tensor):
+        return given
+    if isinstance(given, (int, float, torch.SymInt)):
+        return torch.full((), given)  # type: ignore[arg-type]
+    return torch.as_tensor(given)
 
 
 def without_tensors(options):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from support.processes import run_python
+from support.torch_tensors import tensors
 
 import sdpa
 
@@ -10,12 +11,6 @@ torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("sdpa.torch")
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def tensors(*shapes, dtype=torch.float32, requires_grad=False, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    drawn = [torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-    return [x.requires_grad_(requires_grad) for x in drawn]
 
 
 def arrays(*given):

@@ -1,0 +1,72 @@
+"""torch.nn.functional.scaled_dot_product_attention by this library."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import torch
+from torch import Tensor
+
+from ._attention import attention
+
+TORCH = torch.nn.functional.scaled_dot_product_attention
+_warned = threading.Event()
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """`attention` with the signature and the meaning of torch.nn.functional.scaled_dot_product_attention.
+
+    Parameters
+    ----------
+    query, key, value : as for `attention`.  Heads must be as many, or one, unless enable_gqa is True.
+    attn_mask : boolean (True: the query may attend to the key) or floating (it is added to the scores, and may have a
+        gradient), broadcast to (B, H, M, N).  It must be None if is_causal is True.
+    dropout_p : with anything but 0 torch computes the call itself, and a warning says so, once.
+    is_causal : query i sees the keys up to i, so that the mask is aligned at the top left.
+    scale : factor of the scores.  Default: 1 / sqrt(D).
+    enable_gqa : key and value may have fewer heads than query, which must be a multiple of them.
+
+    >>> import torch, sdpa.torch
+    >>> x = torch.eye(2)[None]
+    >>> sdpa.torch.scaled_dot_product_attention(x, x, x, is_causal=True)[0, 0]
+    tensor([1., 0.])
+    """
+    if dropout_p:
+        if not _warned.is_set():
+            _warned.set()
+            warnings.warn(
+                f"dropout_p is {dropout_p}: this library has no random numbers, so torch computes calls with dropout",
+                stacklevel=2,
+            )
+        return TORCH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if not enable_gqa:
+        query, key, value = of_equal_heads(query, key, value)
+    if is_causal:
+        if attn_mask is not None:
+            raise ValueError("is_causal is True and attn_mask is given: only one of them may be")
+        return attention(query, key, value, causal=True, q_offset=0, scale=scale)
+    if attn_mask is None:
+        return attention(query, key, value) if scale is None else attention(query, key, value, scale=scale)
+    if attn_mask.dtype is torch.bool:
+        return attention(query, key, value, mask=attn_mask, scale=scale)
+    if not attn_mask.is_floating_point():
+        raise TypeError(f"attn_mask has dtype {attn_mask.dtype}: it must be boolean, or floating to be added")
+    return attention(query, key, value, bias=attn_mask, scale=scale)
+
+
+def of_equal_heads(query, key, value):
+    """Heads broadcast as the axes before them do: one serves all."""
+    heads = [x.shape[-3] if x.ndim > 2 else 1 for x in (query, key, value)]
+    if heads[0] == heads[1] == heads[2]:
+        return query, key, value
+    most = max(heads)
+    if any(count not in (1, most) for count in heads):
+        raise ValueError(f"query, key and value have {heads} heads: they must be equal unless enable_gqa is True")
+    return [
+        x if count == most else x.expand(*x.shape[:-3], most, *x.shape[-2:])
+        for x, count in zip((query, key, value), heads)
+    ]
