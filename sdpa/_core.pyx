@@ -27,3 +27,4 @@ include "_core/options.pxi"     # the options of a call
 include "_core/call.pxi"        # one call
 include "_core/functions.pxi"   # the functions that Python calls
 include "_core/merge.pxi"       # partial results joined
+include "_core/tensors.pxi"     # the memory of torch's tensors

@@ -76,17 +76,30 @@ def wants_gradients(query, key, value, options) -> bool:
     return wanted
 
 
+class Call(NamedTuple):
+    """What is no tensor with a gradient.  `own` are the options that follow query, key and value."""
+
+    function: Function
+    starts: tuple[Any, ...]
+    options: dict[str, Any]
+    own: tuple[str, ...]
+    return_lse: bool
+
+    def with_own(self, tensors) -> dict[str, Any]:
+        if not self.own:
+            return self.options
+        return self.options | {name: array_of(name, x) for name, x in zip(self.own, tensors)}
+
+
 def _with_gradients(function, query, key, value, starts, options):
-    if options.get("out") is not None:
-        raise ValueError("out is given and an input requires a gradient: it must be None, or torch.no_grad() be on")
-    bias, sinks = (options.get(name) for name in DIFFERENTIABLE)
-    if any(given is not None and not isinstance(given, Tensor) for given in (bias, sinks)):
-        options = without_tensors(options)
-        bias = sinks = None  # arrays have no gradients
-    else:
-        options = without_tensors({name: given for name, given in options.items() if name not in DIFFERENTIABLE})
-    out, lse = _Attention.apply(function, starts, options, query, key, value, bias, sinks)
-    return (out, lse) if options.get("return_lse") else out
+    own, return_lse = {}, False
+    if options:
+        if options.get("out") is not None:
+            raise ValueError("out is given and an input requires a gradient: it must be None, or torch.no_grad() be on")
+        own = {name: options[name] for name in DIFFERENTIABLE if isinstance(options.get(name), Tensor)}
+        return_lse = options.get("return_lse", False)
+        options = without_tensors({name: x for name, x in options.items() if name not in (*own, "return_lse", "out")})
+    return _apply(Call(function, starts, options, tuple(own), return_lse), query, key, value, *own.values())
 
 
 def wide_out(query, key, value, starts):
@@ -104,38 +117,36 @@ def wide_out(query, key, value, starts):
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, function, starts, options, query, key, value, bias, sinks):
-        arrays = [array_of(*named) for named in (("query", query), ("key", key), ("value", value))]
-        ctx.function, ctx.starts = function, starts
-        ctx.options = {name: given for name, given in options.items() if name not in ("return_lse", "out")}
-        given = without_tensors({name: x for name, x in zip(DIFFERENTIABLE, (bias, sinks)) if x is not None})
-        out, lse = function.forward(
-            kernels.default, *arrays, *starts,
-            ctx.options | given | {"return_lse": True, "out": wide_out(*arrays, starts)}, function.options,
-        )  # fmt: skip
-        out, lse = tensor_of(out), tensor_of(lse)
-        rounded = out if out.dtype is query.dtype else out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, bias, sinks, out, lse)
+    def forward(ctx, call, query, key, value, *own):
+        q, k, v = array_of("query", query), array_of("key", key), array_of("value", value)
+        options = call.with_own(own) | {"return_lse": True}
+        if q.itemsize == 2:
+            options["out"] = wide_out(q, k, v, call.starts)
+        out, lse = call.function.forward(kernels.default, q, k, v, *call.starts, options, call.function.options)
+        out, lse = torch.from_numpy(out), torch.from_numpy(lse)  # which are wide enough for that
+        ctx.call = call
+        ctx.save_for_backward(query, key, value, out, lse, *own)
         ctx.set_materialize_grads(False)
-        return rounded, lse
+        rounded = out if q.itemsize > 2 else out.to(query.dtype)
+        return (rounded, lse) if call.return_lse else rounded
 
     @staticmethod
-    def backward(ctx, grad_out, grad_lse):
-        call = ctx.function, ctx.starts, ctx.options, grad_out, grad_lse
-        if torch.is_grad_enabled():
-            grads = _Gradients.apply(*call, *ctx.saved_tensors)
-        else:
-            grads = gradients(*call, *ctx.saved_tensors)
-        wanted = ctx.needs_input_grad[3:]
-        return None, None, None, *(grad if want else None for grad, want in zip(grads, wanted))
+    def backward(ctx, grad_out, grad_lse=None):
+        differentiate = _Gradients.apply if torch.is_grad_enabled() else gradients
+        grads = differentiate(ctx.call, grad_out, grad_lse, *ctx.saved_tensors)
+        return None, *(grad if wanted else None for grad, wanted in zip(grads, ctx.needs_input_grad[1:]))
+
+
+# Without what Function.apply does for torch.func, whose calls never come here.
+_apply = super(torch.autograd.Function, _Attention).apply
 
 
 class _Gradients(torch.autograd.Function):
     """Where somebody may ask for second derivatives: an error is raised once they do."""
 
     @staticmethod
-    def forward(ctx, *call):
-        return gradients(*call)
+    def forward(ctx, *given):
+        return gradients(*given)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -148,14 +159,17 @@ def refuse(ctx, *grads):
     )
 
 
-def gradients(function, starts, options, grad_out, grad_lse, query, key, value, bias, sinks, out, lse):
-    """The gradients of query, key, value, bias and sinks."""
+def gradients(call: Call, grad_out, grad_lse, query, key, value, out, lse, *own):
+    """The gradients of query, key, value, and of the own options of the call."""
     if grad_out is None:
         grad_out = torch.zeros_like(out, dtype=query.dtype)
-    named = {"query": query, "key": key, "value": value, "out": out, "lse": lse}
-    given = without_tensors({name: x for name, x in zip(DIFFERENTIABLE, (bias, sinks)) if x is not None})
-    grads = function.backward(
-        kernels.default, array_of("grad_out", grad_out), *(array_of(*each) for each in named.items()), *starts,
-        None if grad_lse is None else array_of("grad_lse", grad_lse), options | given, function.backward_options,
+    function = call.function
+    found = function.backward(
+        kernels.default, array_of("grad_out", grad_out), array_of("query", query), array_of("key", key),
+        array_of("value", value), out.numpy(), lse.numpy(), *call.starts,
+        None if grad_lse is None else grad_lse.numpy(), call.with_own(own), function.backward_options,
     )  # fmt: skip
-    return tuple(None if grad is None else tensor_of(grad) for grad in grads)
+    grads = [tensor_of(grad) for grad in found[:3]]
+    for name in call.own:
+        grads.append(tensor_of(getattr(found, name)))
+    return tuple(grads)

@@ -43,7 +43,7 @@ def scaled_dot_product_attention(
                 stacklevel=2,
             )
         return TORCH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if not enable_gqa:
+    if not enable_gqa and (query.ndim < 3 or not query.size(-3) == key.size(-3) == value.size(-3)):
         query, key, value = of_equal_heads(query, key, value)
     if is_causal:
         if attn_mask is not None:
@@ -61,8 +61,6 @@ def scaled_dot_product_attention(
 def of_equal_heads(query, key, value):
     """Heads broadcast as the axes before them do: one serves all."""
     heads = [x.shape[-3] if x.ndim > 2 else 1 for x in (query, key, value)]
-    if heads[0] == heads[1] == heads[2]:
-        return query, key, value
     most = max(heads)
     if any(count not in (1, most) for count in heads):
         raise ValueError(f"query, key and value have {heads} heads: they must be equal unless enable_gqa is True")

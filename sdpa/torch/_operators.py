@@ -17,7 +17,7 @@ from .._options import InputOptions
 from .._options.signatures import described
 from .._runtime import kernels
 from . import _batched
-from ._eager import ATTENTION, ATTENTION_VARLEN, DIFFERENTIABLE, Function, gradients, refuse, wants_gradients
+from ._eager import ATTENTION, ATTENTION_VARLEN, DIFFERENTIABLE, Call, Function, gradients, refuse, wants_gradients
 from ._tensors import array_of, as_tensor, tensor_of
 
 LIBRARY = torch.library.Library("sdpa", "DEF")
@@ -147,10 +147,14 @@ def define(function: Function) -> None:
     @torch.library.impl(LIBRARY, f"{name}_backward", "CPU")
     def differentiate(grad_out, grad_lse, out, lse, query, key, value, *rest):
         starts = tuple(None if x is None else array_of("cu_seqlens", x) for x in rest[:packed])
-        bias, sinks = own = [rest[packed + 1 + place] for place in PLACES.values()]
-        options = {name: x for name, x in together(rest[packed + 1 :]).items() if name not in DIFFERENTIABLE}
-        found = gradients(function, starts, options, grad_out, grad_lse, query, key, value, bias, sinks, out, lse)
-        return tuple(laid_out(grad, given, query) for grad, given in zip(found, (query, key, value, *own)))
+        every = together(rest[packed + 1 :])
+        own = [rest[packed + 1 + place] for place in PLACES.values()]
+        names = tuple(name for name, x in zip(PLACES, own) if x is not None)
+        call = Call(function, starts, {name: x for name, x in every.items() if name not in names}, names, True)
+        given = [x for x in own if x is not None]
+        found = gradients(call, grad_out, grad_lse, query, key, value, out, lse, *given)
+        grads = iter(laid_out(grad, x) for grad, x in zip(found, (query, key, value, *given)))
+        return tuple(query.new_empty(0) if x is None else next(grads) for x in (query, key, value, *own))
 
     @torch.library.register_fake(backward, lib=LIBRARY)
     def shapes_of_gradients(grad_out, grad_lse, out, lse, query, key, value, *rest):
@@ -198,10 +202,8 @@ def transformable(operator, keep, backpropagate):
     return Transformable
 
 
-def laid_out(grad, given, query) -> Tensor:
-    """A gradient with the strides that were promised for it; of what is absent an empty tensor."""
-    if given is None:
-        return query.new_empty(0)
+def laid_out(grad, given) -> Tensor:
+    """A gradient with the strides that were promised for it."""
     like = torch.empty_like(given)
     return grad if grad.stride() == like.stride() and grad.dtype is like.dtype else like.copy_(grad)
 

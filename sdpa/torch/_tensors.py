@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .. import _core
 from .._checks import float_dtype
 
+NAMES = ("float32", "bfloat16", "float16", "float64", "bool", "int64", "int32")
 try:
     BFLOAT16 = float_dtype("bfloat16")
 except ImportError:
     BFLOAT16 = None
+DTYPES = {getattr(torch, name): np.dtype(name) if name != "bfloat16" else BFLOAT16 for name in NAMES}
 
 
 def check_plain(**tensors) -> None:
@@ -25,20 +28,29 @@ def check_plain(**tensors) -> None:
 
 
 def array_of(name: str, tensor):
-    """The memory of a tensor as an array.  NumPy has no bfloat16, so it goes by way of whole numbers of 16 bits."""
+    """The memory of a tensor as an array."""
     if type(tensor) is not Tensor:
         check_plain(**{name: tensor})
-    if tensor.requires_grad:
-        tensor = tensor.detach()
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None or not tensor.is_cpu or tensor.is_neg():
+        return _unusual(name, tensor)
     try:
-        if tensor.dtype is torch.bfloat16:
-            return tensor.view(torch.uint16).numpy().view(BFLOAT16 or float_dtype("bfloat16"))
-        return tensor.numpy()
+        return _core.tensor_memory(tensor, dtype)
+    except RuntimeError:  # of a layout without strides, or without memory
+        return _unusual(name, tensor)
+
+
+def _unusual(name, tensor):
+    """The same of what is not as the kernels take it, which mostly raises."""
+    why = obstacle(tensor)
+    if why is not None:
+        raise TypeError(f"{name} is {why}: it must be a dense tensor on the CPU")
+    if tensor.dtype is torch.bfloat16:
+        float_dtype("bfloat16")  # raises: ml_dtypes is missing
+    try:
+        return tensor.detach().resolve_neg().numpy()
     except (TypeError, RuntimeError) as error:
-        why = obstacle(tensor)
-        if why is None and tensor.is_neg():
-            return array_of(name, tensor.resolve_neg())
-        raise TypeError(f"{name} is {why or error}: it must be a dense tensor on the CPU") from None
+        raise TypeError(f"{name} has dtype {tensor.dtype}: NumPy has no such type") from error
 
 
 def obstacle(tensor) -> str | None:

@@ -1,16 +1,15 @@
 """Who else takes part in a call."""
 
 import torch
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
 
 
 def watched() -> bool:
     """Whether more than autograd must see the call: a compiler, torch.func, a dispatch mode or a trace."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
-    )
+    if torch.compiler.is_compiling():
+        return True
+    return peek_interpreter_stack() is not None or _len_torch_dispatch_stack() > 0 or _get_tracing_state() is not None
 
 
 def autocast(*tensors):
