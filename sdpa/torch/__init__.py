@@ -6,6 +6,18 @@ this package.
 
 from ._attention import attention, attention_varlen
 from ._beside import merge, rotary
+from ._enable import disable, enable, enabled, explain, register_flash_attention_impl
 from ._like_torch import scaled_dot_product_attention
 
-__all__ = ["attention", "attention_varlen", "merge", "rotary", "scaled_dot_product_attention"]
+__all__ = [
+    "attention",
+    "attention_varlen",
+    "disable",
+    "enable",
+    "enabled",
+    "explain",
+    "merge",
+    "register_flash_attention_impl",
+    "rotary",
+    "scaled_dot_product_attention",
+]

@@ -51,6 +51,11 @@ def attend(function: Function, query, key, value, starts, options):
         check_plain(query=query, key=key, value=value)
     if torch.is_grad_enabled() and wants_gradients(query, key, value, options):
         return _with_gradients(function, query, key, value, starts, options)
+    return compute(function, query, key, value, starts, options)
+
+
+def compute(function: Function, query, key, value, starts, options):
+    """The same without gradients."""
     arrays = without_tensors(options) if options else options
     result = function.forward(
         kernels.default, array_of("query", query), array_of("key", key), array_of("value", value), *starts, arrays,
@@ -166,8 +171,8 @@ def gradients(call: Call, grad_out, grad_lse, query, key, value, out, lse, *own)
     function = call.function
     found = function.backward(
         kernels.default, array_of("grad_out", grad_out), array_of("query", query), array_of("key", key),
-        array_of("value", value), out.numpy(), lse.numpy(), *call.starts,
-        None if grad_lse is None else grad_lse.numpy(), call.with_own(own), function.backward_options,
+        array_of("value", value), array_of("out", out), array_of("lse", lse), *call.starts,
+        None if grad_lse is None else array_of("grad_lse", grad_lse), call.with_own(own), function.backward_options,
     )  # fmt: skip
     grads = [tensor_of(grad) for grad in found[:3]]
     for name in call.own:

@@ -43,19 +43,27 @@ def scaled_dot_product_attention(
                 stacklevel=2,
             )
         return TORCH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    query, key, value, options = as_options(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    return attention(query, key, value, **options)
+
+
+def as_options(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+    """The arguments of torch's function as those of `attention`."""
     if not enable_gqa and (query.ndim < 3 or not query.size(-3) == key.size(-3) == value.size(-3)):
         query, key, value = of_equal_heads(query, key, value)
+    options = {} if scale is None else {"scale": scale}
     if is_causal:
         if attn_mask is not None:
             raise ValueError("is_causal is True and attn_mask is given: only one of them may be")
-        return attention(query, key, value, causal=True, q_offset=0, scale=scale)
-    if attn_mask is None:
-        return attention(query, key, value) if scale is None else attention(query, key, value, scale=scale)
-    if attn_mask.dtype is torch.bool:
-        return attention(query, key, value, mask=attn_mask, scale=scale)
-    if not attn_mask.is_floating_point():
-        raise TypeError(f"attn_mask has dtype {attn_mask.dtype}: it must be boolean, or floating to be added")
-    return attention(query, key, value, bias=attn_mask, scale=scale)
+        options["causal"], options["q_offset"] = True, 0
+    elif attn_mask is not None:
+        if attn_mask.dtype is torch.bool:
+            options["mask"] = attn_mask
+        elif attn_mask.is_floating_point():
+            options["bias"] = attn_mask
+        else:
+            raise TypeError(f"attn_mask has dtype {attn_mask.dtype}: it must be boolean, or floating to be added")
+    return query, key, value, options
 
 
 def of_equal_heads(query, key, value):
