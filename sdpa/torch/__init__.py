@@ -4,12 +4,14 @@ Importing it changes nothing in torch but that the operators `torch.ops.sdpa` ar
 this package.
 """
 
+from ._accelerate import accelerate, restore
 from ._attention import attention, attention_varlen
 from ._beside import merge, rotary
 from ._enable import disable, enable, enabled, explain, register_flash_attention_impl
 from ._like_torch import scaled_dot_product_attention
 
 __all__ = [
+    "accelerate",
     "attention",
     "attention_varlen",
     "disable",
@@ -18,6 +20,7 @@ __all__ = [
     "explain",
     "merge",
     "register_flash_attention_impl",
+    "restore",
     "rotary",
     "scaled_dot_product_attention",
 ]
