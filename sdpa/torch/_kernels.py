@@ -62,10 +62,11 @@ def _options(is_causal, attn_mask, scale):
 
 def flash(
     query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, return_debug_mask, *, scale=None,
-    window_size_left=None, window_size_right=None, seqused_k=None, alibi_slopes=None, block_table=None, num_splits=None,
+    window_size_left=None, window_size_right=None, seqused_k=None, block_table=None, num_splits=None,
+    **others,
 ):  # fmt: skip
     options = _windowed(is_causal, scale, window_size_left, window_size_right)
-    options |= {"kv_lengths": seqused_k, "alibi_slopes": alibi_slopes, "return_lse": True}
+    options |= {"kv_lengths": seqused_k, "return_lse": True} | others  # which have the same names here
     if cum_seq_q is None:  # (B, S, H, D)
         heads_first = [x.transpose(1, 2) for x in (query, key, value)]
         out, lse = _eager.compute(ATTENTION, *heads_first, (), options)

@@ -49,6 +49,15 @@ def test_the_python_blocks_run():
     assert names
 
 
+def test_the_blocks_with_torch_run():
+    pytest.importorskip("torch")
+    names = {}
+    for language, code in FENCE.findall(README):
+        if language == "py":
+            exec(compile(code, "README.md", "exec"), names)
+    assert names
+
+
 def test_the_first_screen_has_the_two_commands_a_newcomer_needs():
     """What they need, how long they take; and make knows them."""
     screen = "\n".join(README.splitlines()[:30])

@@ -1,5 +1,7 @@
 """sdpa.torch.attention and attention_varlen: what the library gives on arrays, from tensors; and their gradients."""
 
+import inspect
+
 import numpy as np
 import pytest
 from support.processes import run_python
@@ -39,6 +41,18 @@ def test_a_result_is_that_of_arrays_and_lies_like_the_query(kernel, dtype, layou
     expected, expected_lse = sdpa.attention(*arrays(query, key, value), causal=True, return_lse=True)
     same_bits(out, expected)
     same_bits(lse, expected_lse)
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_varlen", "merge", "rotary", "scaled_dot_product_attention"])
+def test_signatures_are_those_of_the_library(name):
+    signatures = [inspect.signature(getattr(where, name)) for where in (adapter, sdpa)]
+    ours, theirs = ({p.name: (p.kind, p.default) for p in signature.parameters.values()} for signature in signatures)
+    assert ours == theirs
+
+
+def test_documentation_speaks_of_tensors():
+    assert "bias : floating tensor" in adapter.attention.__doc__
+    assert "Default: torch.get_num_threads()." in adapter.attention_varlen.__doc__
 
 
 def test_no_tensor_is_copied():

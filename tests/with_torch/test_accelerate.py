@@ -108,7 +108,7 @@ def test_self_attention_in_all_layouts(shape, batch_first):
     check(model, lambda model: model(x, x, x, average_attn_weights=False)[0], {"MultiheadAttention"})
 
 
-@pytest.mark.parametrize("activation", [F.relu, F.gelu, nn.SiLU(), torch.tanh], ids=str)
+@pytest.mark.parametrize("activation", [F.relu, F.gelu, nn.SiLU(), torch.tanh], ids=["relu", "gelu", "silu", "tanh"])
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 @pytest.mark.filterwarnings("ignore:.*nested")
 def test_layers_of_torch(kind, activation):
