@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,13 +32,14 @@ class Report(NamedTuple):
 
 
 def accelerate(model: nn.Module) -> Report:
-    """Let this library compute the projections, feed-forward blocks, norms and nn.MultiheadAttention of a model, in
-    place, for inference in float32 and bfloat16.
+    """Let this library compute the projections, feed-forward blocks, norms and attention of a model, in place, for
+    inference in float32 and bfloat16.
 
     nn.Linear takes the activation along that follows it in an nn.Sequential or in a layer of nn.Transformer.  The
     blocks of transformers are recognised by the names of their parts, and each is compared with what replaces it before
-    it is replaced.  Weights change to the layout of the kernels, and their memory is given up, unless another module
-    has them, too, as embeddings may.  Whatever is not known stays as it is.
+    it is replaced; their attention becomes that of sdpa.huggingface.  Weights change to the layout of the kernels, and
+    their memory is given up, unless another module has them, too, as embeddings may.  Whatever is not known stays as it
+    is.
 
     The model must be in eval mode.  Its gradients are refused when they are asked for.  Its state_dict remains the
     same; to load another one, `restore` it first.
@@ -58,19 +59,24 @@ def accelerate(model: nn.Module) -> Report:
     work = _Work(model)
     before = work.bytes()
     work.walk("", model)
+    work.attend(model)
     return Report(work.replaced, work.kept, tuple(work.twice), before, work.bytes())
 
 
 def restore(model: nn.Module) -> nn.Module:
     """Put back the modules that `accelerate` replaced, with their weights; returns the model."""
     originals: dict[int, nn.Module] = {}
+    parent: Any
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, Accelerated):
                 if id(child) not in originals:
                     originals[id(child)] = child.original()
                 parent._modules[name] = originals[id(child)]
-        parent.__dict__.update(parent.__dict__.pop(BEFORE, {}))
+        changed = parent.__dict__.pop(BEFORE, {})
+        if ATTENTION in changed:
+            parent.set_attn_implementation(changed.pop(ATTENTION))
+        parent.__dict__.update(changed)
     return model
 
 
@@ -147,6 +153,23 @@ class _Work:
     def shared(self, parameters) -> bool:
         return any(self.owners[x.data_ptr()] > 1 for x in parameters if x.numel())
 
+    def attend(self, model) -> None:
+        """The attention of models of transformers, by sdpa.huggingface."""
+        for path, module in model.named_modules():
+            before = getattr(getattr(module, "config", None), "_attn_implementation", None)
+            if before not in TRANSFORMERS_OWN or not hasattr(module, "set_attn_implementation"):
+                continue
+            try:
+                from ..huggingface import register
+
+                register(NAME)
+                module.set_attn_implementation(NAME)
+            except (ImportError, ValueError) as why:
+                self.kept[path or type(module).__name__] = f"its attention: {why}"
+                continue
+            module.__dict__.setdefault(BEFORE, {}).setdefault(ATTENTION, before)
+            self.replaced[f"{path}.{ATTENTION}" if path else ATTENTION] = "attention, by sdpa.huggingface"
+
     def fuse(self, path, parent, children) -> None:
         """Projections with the activation behind them."""
         for (name, child), (after, following) in itertools.pairwise(children):
@@ -180,7 +203,10 @@ def change(module, **attributes) -> None:
         module.__dict__[name] = value
 
 
-BEFORE = "_sdpa_before"
+BEFORE = "_sdpa_before"  # where changed attributes are kept
+ATTENTION = "attn_implementation"
+NAME = "cpu_attention"
+TRANSFORMERS_OWN = ("sdpa", "eager")
 
 
 def _as_it_is(x):

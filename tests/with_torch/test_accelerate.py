@@ -288,6 +288,7 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers(family, dtype):
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("sdpa.huggingface")
     sizes, replaced = FAMILIES[family]
     torch.manual_seed(0)
     model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(family, **sizes)).eval()
@@ -300,4 +301,7 @@ def test_transformers(family, dtype):
         inputs = {"pixel_values": tensors((2, 3, 16, 16), dtype=dtype)[0]}
     if family == "t5":
         inputs["decoder_input_ids"] = torch.arange(6).reshape(2, 3)
-    check(model, lambda model: model(**inputs).last_hidden_state, replaced)
+    implementation = model.config._attn_implementation
+    report = check(model, lambda model: model(**inputs).last_hidden_state, replaced)
+    assert report.replaced["attn_implementation"] == "attention, by sdpa.huggingface"
+    assert model.config._attn_implementation == implementation
