@@ -14,10 +14,14 @@ def tensor_memory(tensor, cnp.dtype dtype not None):
     cdef uintptr_t address = tensor.data_ptr()
     cdef int axis, axes = <int>len(sizes)
     cdef cnp.npy_intp itemsize = dtype.itemsize
+    cdef bint empty = False
     if axes > MOST_LEADING + 3:
         raise ValueError(f"the tensor has {axes} axes: there may be {MOST_LEADING + 3}")
     for axis in range(axes):
         shape[axis], strides[axis] = sizes[axis], itemsize * <cnp.npy_intp>steps[axis]
+        empty = empty or shape[axis] == 0
+    if address == 0 and not empty:
+        raise RuntimeError("the tensor has no memory")
     array = cnp.PyArray_New(
         cnp.ndarray, axes, shape, dtype.type_num, strides, <void *>address, <int>itemsize, cnp.NPY_ARRAY_WRITEABLE,
         None)

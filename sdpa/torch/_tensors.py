@@ -48,9 +48,11 @@ def _unusual(name, tensor):
     if tensor.dtype is torch.bfloat16:
         float_dtype("bfloat16")  # raises: ml_dtypes is missing
     try:
+        if tensor.numel() and not tensor.data_ptr():
+            raise RuntimeError("its memory was given up")
         return tensor.detach().resolve_neg().numpy()
     except (TypeError, RuntimeError) as error:
-        raise TypeError(f"{name} has dtype {tensor.dtype}: NumPy has no such type") from error
+        raise TypeError(f"{name} of dtype {tensor.dtype} cannot be read: {error}") from error
 
 
 def obstacle(tensor) -> str | None:

@@ -108,7 +108,14 @@ class Subclass(torch.Tensor):
     pass
 
 
+def without_memory(x):
+    x = x.clone()
+    x.untyped_storage().resize_(0)
+    return x
+
+
 WRONG = {
+    "without memory": without_memory,
     "a subclass": lambda x: x.as_subclass(Subclass),
     "sparse": lambda x: x.to_sparse(),
     "meta": lambda x: x.to("meta"),
