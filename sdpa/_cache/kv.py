@@ -335,3 +335,24 @@ def snapshot(cache, count):
 
 def restore(cache, kept):
     cache._store.restore(kept)
+
+
+# What an adapter of another library needs.
+
+
+def tokens(cache, name, begin, end):
+    """The "keys" or "values" of the tokens from position `begin` up to `end`, as floats; a view where possible."""
+    _, floors = cache._store.state()
+    if end > len(cache) or (begin < floors).any():
+        raise RuntimeError(
+            f"the {name} of the tokens {begin} to {end - 1} are not in the cache any more, which holds "
+            f"{floors.max()} to {len(cache) - 1}: use them before the next ones are appended"
+        )
+    return cache._store.between(getattr(cache._store, name), begin, end)
+
+
+def select(cache, batches):
+    """A new cache that has these of the batches, in this order, some of them maybe several times."""
+    twin = type(cache).__new__(type(cache))
+    twin._store = cache._store.select(batches)
+    return twin

@@ -42,6 +42,20 @@ class Store(_core.CacheBase):
         self._now.memory.add_owner(twin)
         return twin
 
+    def select(self, batches):
+        """A store of its own with these of the batches, in this order."""
+        twin = type(self)(
+            len(batches), self.kv_heads, self.head_dim, self.value_dim, self.dtype, self.capacity, self.window,
+            self.keep, self.group,
+        )  # fmt: skip
+        now, (lengths, floors) = self._now, self.state()
+        memory, rows = Memory(*twin._new_operands(self.room), twin), min(len(self), self.bound(), self.room)
+        for old, new in zip(now.memory.arrays.values(), memory.arrays.values()):
+            for to, batch in enumerate(batches):
+                new[to, :, :rows] = old[batch, :, :rows]
+        twin.commit(twin.state_of(memory, lengths[batches], floors[batches], now.ring, now.extra, now.idle))
+        return twin
+
     def forget(self, lengths, floors):
         """Keep so many tokens of each batch."""
         now = self._now
@@ -213,6 +227,16 @@ class Store(_core.CacheBase):
         rows = rows.view()
         rows.flags.writeable = False
         return rows
+
+    def between(self, operand, begin, end):
+        """The numbers of the tokens from position `begin` up to `end`, float where they are int8.  All batches must
+        have them.  This is a view if the tokens lie one behind another."""
+        slot, run = self._slot(begin, self._now.ring, end)
+        slots = slice(slot, slot + run) if run == end - begin else self._slots_of(np.arange(begin, end))
+        if operand.scales is None:
+            return operand.numbers[:, :, slots]
+        numbers, scales = operand.numbers[:, :, slots], operand.scales[:, :, slots]
+        return numbers * scales.repeat(operand.group, axis=-1)[..., : numbers.shape[-1]]
 
     def _slots_of(self, positions):
         return np.where(positions < self.bound(), positions, self.keep + (positions - self.keep) % self._now.ring)

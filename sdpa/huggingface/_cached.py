@@ -1,0 +1,96 @@
+"""Keys and values that lie in a KVCache, and attention to them where they lie."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._cache import kv
+from .._cache.attend import attend
+from ..torch._tensors import array_of, tensor_of, without_tensors
+from ._lazy import Lazy, plain
+from ._masks import Seen
+
+ATTEND = kv.ATTEND._replace(most=torch.get_num_threads)
+
+
+class Rows(NamedTuple):
+    """The tokens from `begin` up to `end` of a cache, of which `count` came last."""
+
+    cache: kv.KVCache
+    begin: int
+    end: int
+
+    def still_there(self) -> bool:
+        return len(self.cache) == self.end
+
+    def tensors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Lazy keys and values."""
+        cache, shape = self.cache, (self.cache.batch, self.cache.kv_heads, self.end - self.begin)
+        return tuple(
+            Lazy((*shape, size), dtype, self, partial(self._made, name, dtype))
+            for name, size in (("keys", cache.head_dim), ("values", cache.value_dim))
+        )  # type: ignore[return-value]
+
+    def _made(self, name: str, dtype: torch.dtype) -> Tensor:
+        return tensor_of(kv.tokens(self.cache, name, self.begin, self.end)).to(dtype)
+
+
+def attend_rows(
+    query: Tensor, rows: Rows, mask: Tensor | None, unmasked: dict[str, Any], position_bias: Tensor | None,
+    scores: dict[str, Any],
+) -> Tensor:  # fmt: skip
+    """The result (B, M, H, E) of attention to the tokens of a cache, which are not copied."""
+    cache = rows.cache
+    options = dict(unmasked)
+    bias = position_bias
+    if type(mask) is Lazy and isinstance(mask.about, Seen) and mask.about.bounded():
+        options = dict(mask.about.options(0))
+    elif mask is not None:
+        pairs = plain(mask)
+        if pairs.dtype is torch.bool:
+            options = {"causal": False, "mask": before(pairs, rows, False)}
+        else:
+            options = {"causal": False}
+            bias = pairs if bias is None else bias + pairs
+    elif not unmasked:
+        options = {"causal": False}
+    if bias is not None:
+        options["bias"] = before(bias, rows, 0.0)
+    if cache.window is not None:  # it hides what is out of the window, and what is ahead
+        ours = options.pop("window", None)
+        if ours is not None and ours[0] is not None and ours[0] < cache.window - 1:
+            options["window"] = ours
+        options.pop("causal", None)
+    options |= {name: given for name, given in scores.items() if given is not None}
+    if options.get("q_offset") == rows.end - query.shape[2]:
+        del options["q_offset"]
+    wanted = torch.is_grad_enabled() and query.requires_grad
+    out = tensor_of(attend(cache._store, array_of("query", query), without_tensors(options), ATTEND))
+    if wanted:
+        out = _WithoutGradients.apply(out, query)
+    return out.transpose(1, 2).contiguous()
+
+
+def before(pairs: Tensor, rows: Rows, fill) -> Tensor:
+    """Pairs with the keys from `begin` on as pairs with all keys."""
+    pairs = pairs[..., : rows.end - rows.begin].detach()
+    return torch.nn.functional.pad(pairs, (rows.begin, 0), value=fill) if rows.begin and pairs.shape[-1] > 1 else pairs
+
+
+class _WithoutGradients(torch.autograd.Function):
+    """What was computed from a cache; a gradient that is asked of it is an error, not wrong."""
+
+    @staticmethod
+    def forward(ctx, out, query):
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError(
+            "a gradient was asked for through sdpa.huggingface.Cache, which keeps numbers only: train with "
+            "use_cache=False, or with transformers' DynamicCache"
+        )
