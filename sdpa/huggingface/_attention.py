@@ -11,7 +11,7 @@ from ..torch import attention as attend
 from ..torch import attention_varlen
 from ._cached import Rows, attend_rows
 from ._lazy import Lazy, plain
-from ._masks import Seen
+from ._masks import seen_by
 from ._weights import attend_with_weights
 
 
@@ -32,7 +32,7 @@ def attention(
         unmasked: dict[str, Any] = {"window": (sliding_window - 1, 0), "q_offset": 0}
     else:
         unmasked = {"causal": True, "q_offset": 0} if causal else {}
-    seen = attention_mask.about if type(attention_mask) is Lazy else None
+    seen = seen_by(attention_mask)
     if dropout or output_attentions or head_mask is not None:
         masked = seen_as_tensors(attention_mask, position_bias, key.shape[2])
         return attend_with_weights(
@@ -48,7 +48,7 @@ def attention(
     if type(key) is Lazy and isinstance(key.about, Rows) and key.about.still_there():
         return attend_rows(query, key.about, attention_mask, unmasked, position_bias, scores), None
     key, value = plain(key), plain(value)
-    if isinstance(seen, Seen):
+    if seen is not None:
         if seen.bounded():
             pairs = seen.options()
             if position_bias is not None:

@@ -99,6 +99,7 @@ class Layer(CacheLayerMixin):
         batch, heads, _, size = key_states.shape
         self.kv = kv.KVCache(batch, heads, size, value_dim=value_states.shape[-1], **options)
 
+    @torch.compiler.disable
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append, and return the tokens that the new ones may see, as lazy tensors."""
         if self.kv is None:

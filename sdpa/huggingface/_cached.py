@@ -12,7 +12,7 @@ from .._cache import kv
 from .._cache.attend import attend
 from ..torch._tensors import array_of, tensor_of, without_tensors
 from ._lazy import Lazy, plain
-from ._masks import Seen
+from ._masks import seen_by
 
 ATTEND = kv.ATTEND._replace(most=torch.get_num_threads)
 
@@ -39,6 +39,7 @@ class Rows(NamedTuple):
         return tensor_of(kv.tokens(self.cache, name, self.begin, self.end)).to(dtype)
 
 
+@torch.compiler.disable
 def attend_rows(
     query: Tensor, rows: Rows, mask: Tensor | None, unmasked: dict[str, Any], position_bias: Tensor | None,
     scores: dict[str, Any],
@@ -47,8 +48,9 @@ def attend_rows(
     cache = rows.cache
     options = dict(unmasked)
     bias = position_bias
-    if type(mask) is Lazy and isinstance(mask.about, Seen) and mask.about.bounded():
-        options = dict(mask.about.options(0))
+    seen = seen_by(mask)
+    if seen is not None and seen.bounded():
+        options = dict(seen.options(0))
     elif mask is not None:
         pairs = plain(mask)
         if pairs.dtype is torch.bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -52,6 +53,10 @@ class Lazy(Tensor):
 
     def __reduce_ex__(self, protocol):
         return self.made().__reduce_ex__(protocol)
+
+
+# torch.compile records no graph of these tensors: it leaves a function that is given one to Python.
+torch._dynamo.config.nontraceable_tensor_subclasses.add(Lazy)
 
 
 def plain(tensor: Tensor) -> Tensor:

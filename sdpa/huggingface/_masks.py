@@ -46,7 +46,18 @@ def mask(
     if allow_is_bidirectional_skip and seen.everything():
         return None
     make = partial(boolean, **given, **skips | dict(allow_is_causal_skip=False, allow_is_bidirectional_skip=False))
+    if q_length == 1 and not kwargs.get("allow_is_causal_skip", True):  # for one token of a cache made for compiling,
+        row = make()  # and a graph takes plain tensors only
+        row._seen_keys = seen
+        return row
     return Lazy((batch_size, 1, q_length, kv_length), torch.bool, seen, make)
+
+
+def seen_by(mask: Tensor | None) -> Seen | None:
+    """What a mask that was made here is about."""
+    if mask is None or torch.compiler.is_compiling():
+        return None
+    return mask.about if type(mask) is Lazy else getattr(mask, "_seen_keys", None)
 
 
 def traced(padding: Tensor | None) -> bool:
