@@ -24,7 +24,11 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attention of query (B, H, M, D) to key (B, G, N, D) and value (B, G, N, E): the result (B, M, H, E), and the
     weights (B, H, M, N) if `output_attentions`, else None."""
-    scores = {"scale": scaling, "softcap": softcap or None, "sinks": s_aux}
+    scores = {
+        "scale": scale_of(module, query) if scaling is None else scaling,
+        "softcap": softcap or None,
+        "sinks": s_aux,
+    }
     # A mask that is not given means what it means for transformers' own attention: causal from the first key on, if the
     # module is, and there is more than one query.
     causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else bool(is_causal))
@@ -62,6 +66,14 @@ def attention(
         unmasked = {}
     masked = seen_as_tensors(attention_mask, position_bias, key.shape[2])
     return whole(attend(query, key, value, **unmasked, **masked, **scores)), None
+
+
+def scale_of(module: torch.nn.Module, query: Tensor) -> float | None:
+    """The scale where a module hands on none.  GPT-2 leaves its own to its eager attention, until transformers 5."""
+    if not hasattr(module, "scale_attn_by_inverse_layer_idx"):
+        return None
+    scale = query.shape[-1] ** -0.5 if module.scale_attn_weights else 1.0
+    return scale / (module.layer_idx + 1) if module.scale_attn_by_inverse_layer_idx else scale
 
 
 def whole(out: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from support import families  # noqa: E402
-from support.families import DECODERS, ENCODER_DECODERS, ENCODERS, WITH_IMAGES  # noqa: E402
+from support.families import DECODERS, ENCODER_DECODERS, ENCODERS, WITH_IMAGES, those_with_the_interface  # noqa: E402
 
 import sdpa.huggingface  # noqa: E402
 from sdpa.huggingface import _attention, _masks  # noqa: E402
@@ -44,7 +44,7 @@ def with_both(model, compute):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS, *ENCODER_DECODERS])
+@pytest.mark.parametrize("name", those_with_the_interface(DECODERS, ENCODERS, ENCODER_DECODERS))
 def test_results(name, side, calls):
     model = families.made(name)
     inputs, real = families.inputs_of(model, side)
@@ -67,7 +67,7 @@ def test_images(name, calls):
     torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", those_with_the_interface(TRAINED))
 def test_gradients(name, calls):
     model = families.made(name).train()
     for module in model.modules():
@@ -100,9 +100,11 @@ def caches(model):
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "ours"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", those_with_the_interface(DECODERS))
 def test_greedy_tokens(name, kind, calls):
     """With padding on the left, beyond all windows."""
+    if families.OLD and (name, kind) == ("deepseek_v3", "static"):
+        pytest.skip("static caches of transformers 4 take values as large as keys only")
     model = families.made(name)
     prompt = dict(input_ids=families.tokens(3, 6), attention_mask=families.padded([6, 3, 1], "left"))
     how = dict(max_new_tokens=12, do_sample=False, return_dict_in_generate=True, output_logits=True)

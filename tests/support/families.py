@@ -35,7 +35,8 @@ DECODERS = {
     "glm": GROUPED,
     "gpt2": dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=48),
     "gpt2 scaled by its layers": dict(
-        n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=48, scale_attn_by_inverse_layer_idx=True
+        n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=48, scale_attn_by_inverse_layer_idx=True,
+        scale_attn_weights=False,
     ),
     "gpt_bigcode": dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=48),
     "gpt_neox": {},
@@ -91,6 +92,15 @@ WITH_IMAGES = {
     "vit": VISION,
     "dinov2_with_registers": VISION,
 }
+
+
+OLD = int(transformers.__version__.split(".")[0]) < 5
+# In transformers 4.57 these choose their attention in another way.
+ALONE = {*ENCODERS, "nemotron", "stablelm", "t5"} if OLD else set()
+
+
+def those_with_the_interface(*tables):
+    return [name for table in tables for name in table if name not in ALONE]
 
 
 def made(name, more=None, seed=0):
