@@ -55,8 +55,14 @@ class Cache(DynamicCache):
         kv.KVCache(1, 1, 1, **options)  # raises what is wrong with the options, before any token comes
         super().__init__(config=config)
         if self.layer_class_to_replicate is not None:
-            self.layer_class_to_replicate = partial(Layer, None, options)
+            self.layer_class_to_replicate = partial(Layer, None, options)  # type: ignore[assignment]
         self.layers = [ours(layer, options) for layer in self.layers]
+
+    def activate_past_recording(self) -> None:
+        """Keep all tokens from now on, also those that no window shows any more, so that `crop` may take back any."""
+        for layer in self.layers:
+            if hasattr(layer, "activate_past_recording"):  # transformers 4 has no such thing
+                layer.activate_past_recording()
 
 
 def ours(layer, options):
@@ -77,7 +83,8 @@ class Layer(CacheLayerMixin):
     def __init__(self, sliding_window: int | None, options: dict[str, Any]):
         windows = [window for window in (sliding_window, options.get("window")) if window is not None]
         self.sliding_window = min(windows, default=None)
-        self.options, self.kv, self.record_past = options, None, False
+        self.options, self.record_past = options, False
+        self.kv: kv.KVCache | None = None
 
     # ------------------------------------------------------------------------------------- what transformers asks for
 
@@ -106,15 +113,16 @@ class Layer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         count = key_states.shape[-2]
         first = self.get_mask_sizes(count)[1]
-        self.kv.append(array_of("key", key_states), array_of("value", value_states))
-        return Rows(self.kv, first, len(self.kv)).tensors(self.dtype)
+        cache: kv.KVCache = self.kv  # type: ignore[assignment]
+        cache.append(array_of("key", key_states), array_of("value", value_states))
+        return Rows(cache, first, len(cache)).tensors(self.dtype)
 
     @property
-    def keys(self) -> Tensor | None:
+    def keys(self) -> Tensor | None:  # type: ignore[override]
         return None if self.kv is None else self._kept()[0]
 
     @property
-    def values(self) -> Tensor | None:
+    def values(self) -> Tensor | None:  # type: ignore[override]
         return None if self.kv is None else self._kept()[1]
 
     def _kept(self):
@@ -147,7 +155,7 @@ class Layer(CacheLayerMixin):
             self.kv.truncate(max(0, length + tokens) if tokens < 0 else min(length, tokens))
 
     def activate_past_recording(self) -> None:
-        """Keep tokens that no query will see, so that `crop` can go back to any of them."""
+        """Keep tokens that the window has left behind, as long as none is missing yet."""
         self.record_past = True
         if self.kv is not None and self.kv.window is not None and len(self.kv) <= self.kv.window:
             keys, values = map(plain, Rows(self.kv, 0, len(self.kv)).tensors(self.dtype))

@@ -54,19 +54,16 @@ def attend_rows(
     elif mask is not None:
         pairs = plain(mask)
         if pairs.dtype is torch.bool:
-            options = {"causal": False, "mask": before(pairs, rows, False)}
+            options = {"mask": before(pairs, rows, False)}
         else:
-            options = {"causal": False}
-            bias = pairs if bias is None else bias + pairs
-    elif not unmasked:
-        options = {"causal": False}
+            options, bias = {}, pairs if bias is None else bias + pairs
     if bias is not None:
         options["bias"] = before(bias, rows, 0.0)
     if cache.window is not None:  # it hides what is out of the window, and what is ahead
         ours = options.pop("window", None)
         if ours is not None and ours[0] is not None and ours[0] < cache.window - 1:
             options["window"] = ours
-        options.pop("causal", None)
+    options["causal"] = False  # what is, is a window
     options |= {name: given for name, given in scores.items() if given is not None}
     if options.get("q_offset") == rows.end - query.shape[2]:
         del options["q_offset"]

@@ -16,7 +16,7 @@ from ._patterns import Pattern, least, pattern_of
 
 
 def mask(
-    batch_size: int, q_length: int | None = None, kv_length: int = 0, q_offset=0, kv_offset=0, *,
+    batch_size: int, q_length: int = 0, kv_length: int = 0, q_offset=0, kv_offset=0, *,
     cache_position: Tensor | None = None, mask_function=masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None, allow_is_bidirectional_skip: bool = False, **kwargs,
 ) -> Tensor | None:  # fmt: skip
@@ -94,6 +94,10 @@ class Seen:
     def everything(self) -> bool:
         return self.padding is None and self.pattern == Pattern()
 
+    def window(self) -> dict[str, Any]:
+        """The option of the pattern within a chunk or a sequence."""
+        return {"window": (self.pattern.left, self.pattern.right)}
+
     def bounded(self) -> bool:
         """Whether the pattern follows from one offset for all queries: not where sequences are packed, and where
         queries are in different chunks."""
@@ -126,9 +130,7 @@ class Seen:
             else:
                 ours = np.arange(origin + keys) >= start[:, None]
                 real = ours if real is None else ours[:, : real.shape[1]] & real
-        options: dict[str, Any] = {"causal": False, "q_offset": self.first_query - origin}
-        if left is not None or self.pattern.right is not None:
-            options["window"] = left, self.pattern.right
+        options: dict[str, Any] = {"window": (left, self.pattern.right), "q_offset": self.first_query - origin}
         real = None if real is None else real[:, origin:]
         if real is None or real.all():
             return options

@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def attend_with_weights(
-    query: Tensor, key: Tensor, value: Tensor, *, causal: bool, dropout: float, head_mask: Tensor | None,
-    scale: float | None, softcap: float | None, sinks: Tensor | None, mask: Tensor | None = None,
-    bias: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, *, dropout: float, head_mask: Tensor | None,
+    window: tuple[int | None, int] | None, scale: float | None, softcap: float | None, sinks: Tensor | None,
+    mask: Tensor | None = None, bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The result (B, M, H, E) and the weights (B, H, M, N).  `causal` counts from the first key on."""
+    """The result (B, M, H, E) and the weights (B, H, M, N).  `window` counts from the first key on."""
     groups = key.shape[1]
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     per_group = query.unflatten(1, (groups, -1))  # (B, G, H / G, M, D)
@@ -20,8 +20,10 @@ def attend_with_weights(
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
-    if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if window is not None:
+        left, right = window
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(right)
+        mask = mask if left is None else mask.triu(-left)
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     if sinks is not None:

