@@ -176,8 +176,8 @@ class Layer(CacheLayerMixin):
             self._select(torch.arange(self.kv.batch).repeat_interleave(repeats))
 
     def _select(self, batches: Tensor) -> None:
-        if self.kv is not None:
-            self.kv = kv.select(self.kv, batches.tolist())
+        if self.kv is not None and (chosen := batches.tolist()) != list(range(self.kv.batch)):
+            self.kv = kv.select(self.kv, chosen)
 
     def offload(self) -> None:
         """It is on the CPU."""

@@ -125,12 +125,13 @@ def test_translations(name, calls):
     how = dict(max_new_tokens=9, min_new_tokens=9, do_sample=False)
     expected = model.generate(**inputs, **how)
     model.set_attn_implementation("cpu_attention")
-    both = transformers.EncoderDecoderCache(*(sdpa.huggingface.Cache(model.config) for _ in range(2)))
     assert model.generate(**inputs, **how).tolist() == expected.tolist()
-    assert model.generate(**inputs, **how, past_key_values=both).tolist() == expected.tolist()
-    assert model.generate(**inputs, **how, num_beams=3).tolist() == with_eager_beams(model, inputs, how)
-
-
-def with_eager_beams(model, inputs, how):
+    assert model.generate(**inputs, **how, past_key_values=our_caches(model)).tolist() == expected.tolist()
+    found = model.generate(**inputs, **how, num_beams=3, past_key_values=our_caches(model)).tolist()
+    assert found == model.generate(**inputs, **how, num_beams=3).tolist()
     model.set_attn_implementation("eager")
-    return model.generate(**inputs, **how, num_beams=3).tolist()
+    assert found == model.generate(**inputs, **how, num_beams=3).tolist()
+
+
+def our_caches(model):
+    return transformers.EncoderDecoderCache(*(sdpa.huggingface.Cache(model.config) for _ in range(2)))
