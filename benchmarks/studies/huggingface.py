@@ -25,14 +25,17 @@ SIZES = dict(
 
 
 def models(kind, config, implementations, dtype=torch.float32, training=False):
-    """The same model with each implementation of attention; they share the weights."""
+    """The same model with each implementation of attention, or accelerated; the others share weights."""
     sdpa.huggingface.register()
     torch.manual_seed(0)
     config._attn_implementation = implementations[0]
     model = kind(config).to(dtype).train(training)
     for name in implementations:
-        twin = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
-        twin.set_attn_implementation(name)
+        fast = name == "accelerated"  # which gives up the weights as they were
+        twin = copy.deepcopy(model, {} if fast else {id(weight): weight for weight in model.parameters()})
+        twin.set_attn_implementation("cpu_attention" if fast else name)
+        if fast:
+            sdpa.torch.accelerate(twin)
         yield name, twin
 
 
@@ -50,8 +53,8 @@ def filled(cache, config, dtype, length):
 def token_variants(dtype, length):
     """One token behind `length` others; the cache then forgets it."""
     config = transformers.LlamaConfig(**SIZES)
-    (_, theirs), (_, ours) = models(
-        transformers.LlamaForCausalLM, config, ["sdpa", "cpu_attention"], dtype=getattr(torch, dtype)
+    (_, theirs), (_, ours), (_, fast) = models(
+        transformers.LlamaForCausalLM, config, ["sdpa", "cpu_attention", "accelerated"], dtype=getattr(torch, dtype)
     )
     token = torch.tensor([[5]])
     for label, model, cache in (
@@ -59,13 +62,9 @@ def token_variants(dtype, length):
         ("cpu_attention, DynamicCache", ours, transformers.DynamicCache(config=config)),
         ("cpu_attention, Cache", ours, sdpa.huggingface.Cache(config)),
         ("cpu_attention, Cache of int8", ours, sdpa.huggingface.Cache(config, dtype="int8")),
+        ("accelerated, Cache", fast, sdpa.huggingface.Cache(config)),
     ):
         yield token_variant(label, model, filled(cache, config, model.dtype, length), token)
-    if hasattr(sdpa.torch, "accelerate"):
-        (_, fast), *_ = models(transformers.LlamaForCausalLM, config, ["cpu_attention"], dtype=getattr(torch, dtype))
-        sdpa.torch.accelerate(fast)
-        cache = filled(sdpa.huggingface.Cache(config), config, fast.dtype, length)
-        yield token_variant("accelerated, Cache", fast, cache, token)
 
 
 def token_variant(label, model, cache, token):
@@ -83,7 +82,7 @@ def prefill_variants(length=2048):
         **SIZES | dict(head_dim=64, num_hidden_layers=4), sliding_window=1024, query_pre_attn_scalar=64
     )
     ids = torch.arange(length)[None] % 1000
-    for name, model in models(transformers.Gemma2Model, config, ["eager", "cpu_attention"]):
+    for name, model in models(transformers.Gemma2Model, config, ["eager", "cpu_attention", "accelerated"]):
 
         @torch.inference_mode()
         def prefill(model=model):
@@ -114,7 +113,7 @@ def encoder_variants(batch=8, length=128):
     config = transformers.BertConfig(num_hidden_layers=4)
     ids = torch.arange(batch * length).reshape(batch, length) % 1000
     mask = (torch.arange(length) < torch.linspace(length // 2, length, batch)[:, None]).long()
-    for name, model in models(transformers.BertModel, config, ["sdpa", "cpu_attention"]):
+    for name, model in models(transformers.BertModel, config, ["sdpa", "cpu_attention", "accelerated"]):
 
         @torch.inference_mode()
         def encode(model=model):
