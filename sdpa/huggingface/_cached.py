@@ -46,7 +46,8 @@ def attend_rows(
 ) -> Tensor:  # fmt: skip
     """The result (B, M, H, E) of attention to the tokens of a cache, which are not copied."""
     cache = rows.cache
-    options = dict(unmasked)
+    # Without a mask the last query sees the last key: unlike those of a static cache, all keys are there.
+    options = {name: given for name, given in unmasked.items() if name != "q_offset"}
     bias = position_bias
     seen = seen_by(mask)
     if seen is not None and seen.bounded():
@@ -54,11 +55,11 @@ def attend_rows(
     elif mask is not None:
         pairs = plain(mask)
         if pairs.dtype is torch.bool:
-            options = {"mask": before(pairs, rows, False)}
+            options = {"mask": before(pairs, rows, True, False)}
         else:
             options, bias = {}, pairs if bias is None else bias + pairs
     if bias is not None:
-        options["bias"] = before(bias, rows, 0.0)
+        options["bias"] = before(bias, rows, 0.0, float("-inf"))
     if cache.window is not None:  # it hides what is out of the window, and what is ahead
         ours = options.pop("window", None)
         if ours is not None and ours[0] is not None and ours[0] < cache.window - 1:
@@ -74,10 +75,13 @@ def attend_rows(
     return out.transpose(1, 2).contiguous()
 
 
-def before(pairs: Tensor, rows: Rows, fill) -> Tensor:
-    """Pairs with the keys from `begin` on as pairs with all keys."""
+def before(pairs: Tensor, rows: Rows, shown, hidden) -> Tensor:
+    """Pairs with the keys from `begin` on as pairs with all keys.  No query sees those before, unless the cache, which
+    hides the others itself, keeps the first ones."""
     pairs = pairs[..., : rows.end - rows.begin].detach()
-    return torch.nn.functional.pad(pairs, (rows.begin, 0), value=fill) if rows.begin and pairs.shape[-1] > 1 else pairs
+    if not rows.begin or pairs.shape[-1] == 1:
+        return pairs
+    return torch.nn.functional.pad(pairs, (rows.begin, 0), value=hidden if rows.cache.window is None else shown)
 
 
 class _WithoutGradients(torch.autograd.Function):

@@ -130,7 +130,7 @@ class Seen:
             else:
                 ours = np.arange(origin + keys) >= start[:, None]
                 real = ours if real is None else ours[:, : real.shape[1]] & real
-        options: dict[str, Any] = {"window": (left, self.pattern.right), "q_offset": self.first_query - origin}
+        options = {"window": (left, self.pattern.right), "q_offset": self.first_query - origin}
         real = None if real is None else real[:, origin:]
         if real is None or real.all():
             return options

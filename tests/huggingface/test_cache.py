@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 from support import families  # noqa: E402
 
 import sdpa.huggingface  # noqa: E402
+import sdpa.torch  # noqa: E402
 from sdpa.huggingface import Cache  # noqa: E402
 
 pytestmark = [
@@ -192,6 +193,36 @@ def test_a_window_for_models_without_one(keep):
     expected = logits(model, None, ids, seen[None, None])
     torch.testing.assert_close(found, expected, **CLOSE)
     assert cache.is_sliding == [True, True] and len(cache.layers[0].kv.keys[0, 0]) == 5 + keep
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+def test_masks_of_ones_own(added, record):
+    """Boolean or added, over the keys that a layer with a window says it has, of which all are kept or few."""
+    (model, cache), (theirs, dynamic) = pair("mistral")
+    if record:
+        cache.activate_past_recording()
+    ids = families.tokens(2, 12)
+    for each, past in (model, cache), (theirs, dynamic):
+        logits(each, past, ids[:, :10])
+    seen = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 0, 1, 1]], dtype=torch.bool)[None, None].expand(2, 1, 2, 5)
+    mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+    expected = logits(theirs, dynamic, ids[:, 10:], mask)
+    torch.testing.assert_close(logits(model, cache, ids[:, 10:], mask if added else seen), expected, **CLOSE)
+
+
+def test_no_mask_of_several_tokens():
+    """The last query sees the last key."""
+    from sdpa.huggingface._attention import attention
+
+    (model, cache), _ = pair("llama")
+    logits(model, cache, families.tokens(2, 7))
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 3, 8, generator=generator) for heads in (4, 2, 2))
+    keys, values = cache.update(key, value, 0)
+    out, _ = attention(model.model.layers[0].self_attn, query, keys, values, None)
+    expected = sdpa.torch.attention(query, keys + 0, values + 0, causal=True)
+    torch.testing.assert_close(out, expected.transpose(1, 2))
 
 
 def test_keys_are_not_copied():
