@@ -191,7 +191,12 @@ def letters():
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 
@@ -240,7 +245,7 @@ def test_the_sentences_of_the_readme():
 
 
 def test_the_pictures_of_the_readme(tmp_path, monkeypatch):
-    diffusers = pytest.importorskip("diffusers")
+    diffusers = pytest.importorskip("diffusers", exc_type=ImportError)
     torch.manual_seed(0)
     model = diffusers.UNet2DModel(
         sample_size=8, in_channels=3, out_channels=3, block_out_channels=(8, 8), layers_per_block=1, norm_num_groups=4,
