@@ -205,6 +205,25 @@ def test_feed_forward(kernel, dtype, activation, gated, hidden):
     assert np.abs(y.astype(float64) - exactly).max() <= 2 * np.abs(naive.astype(float64) - exactly).max() + floor
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+def test_blocks_of_rows_are_carried_through(monkeypatch, layout):
+    """The result is that of all rows at once, and no more is held between the products than is said."""
+    x, up, _ = draw(24, 20, 33, float32)
+    down, residual = draw(24, 33, 20, float32)[1], draw(24, 20, 1, float32, seed=3)[0]
+    x, residual = (rows.reshape(4, 6, 20) for rows in (x, residual))
+    if layout == "strided":
+        x, residual = (rows.swapaxes(0, 1)[:, ::-1] for rows in (x, residual))
+    feed_forward = FeedForward(up, down)
+    whole, plain = feed_forward(x, residual=residual), feed_forward(x)
+    counts, layer = [], feed_forward._up
+    monkeypatch.setattr("sdpa._layer.linear.CARRIED", 7 * 33 * 4)
+    monkeypatch.setattr(feed_forward, "_up", lambda rows, threads: counts.append(len(rows)) or layer(rows))
+    np.testing.assert_array_equal(feed_forward(x, residual=residual), whole)
+    assert counts == [6, 6, 6, 6]
+    np.testing.assert_array_equal(feed_forward(x), plain)
+    assert feed_forward(x[:0]).shape == (0, *x.shape[1:])
+
+
 @pytest.mark.parametrize("dtype", [float32, bfloat16])
 def test_strides_and_leading_axes(dtype):
     x, weight, bias = draw(24, 20, 33, dtype)
