@@ -208,6 +208,7 @@ def norm(
     centred: bool,
     residual: NDArray[Any] | None,
     out: NDArray[Any] | None,
+    total: NDArray[Any] | None,
     kernel: Kernel,
     threads: int | None,
 ) -> NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]: ...

@@ -124,5 +124,6 @@ def sdpa_norm_peer(workload):
 
     inputs, options = workload.draw()
     norm = sdpa.layer_norm if workload.centred else sdpa.rms_norm
-    options |= {"residual": inputs["residual"], "eps": workload.eps, "out": np.empty_like(inputs["x"])}
+    out = np.empty_like(inputs["x"]), np.empty_like(inputs["x"])
+    options |= {"residual": inputs["residual"], "eps": workload.eps, "out": out}
     return lambda: norm(inputs["x"], **options), lambda outputs: outputs

@@ -143,8 +143,9 @@ static int norm_adjacent(const sdpa_norm *n, const sdpa_array *array)
 
 static void norm(const sdpa_norm *n, int64_t row, int64_t rows, void *scratch)
 {
-    const int adjacent = norm_adjacent(n, &n->x) && norm_adjacent(n, &n->out) && norm_adjacent(n, &n->residual);
-    const int dtype = adjacent ? n->x.dtype : ANY_LAYOUT; /* the sum is made by us, and adjacent */
+    const int adjacent = norm_adjacent(n, &n->x) && norm_adjacent(n, &n->out) && norm_adjacent(n, &n->residual) &&
+                         (!n->residual.data || norm_adjacent(n, &n->sum));
+    const int dtype = adjacent ? n->x.dtype : ANY_LAYOUT;
 #define ROWS_OF(of)                                                                                                    \
     do {                                                                                                               \
         if (dtype == (of) && n->residual.data) norm_rows(n, row, row + rows, scratch, of, 1);                          \

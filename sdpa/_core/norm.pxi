@@ -21,18 +21,17 @@ cdef void run_norm(const void *of, int64_t unit, char *scratch) noexcept nogil:
 
 def norm(
     cnp.ndarray x not None, weight, bias, double eps, bint centred, cnp.ndarray residual, cnp.ndarray out,
-    Kernel kernel not None, threads,
+    cnp.ndarray total, Kernel kernel not None, threads,
 ):
-    """The norm of each row of x (..., size) or of x + residual; then also that sum.  Arguments are checked."""
+    """The norm of each row of x (..., size), in `out`; or of x + residual, and that sum, in `total`.  Arguments are
+    checked."""
     cdef crew c
     cdef norm_call call
     cdef sdpa_norm *n = &call.sizes
-    cdef cnp.ndarray total = None
     cdef cnp.ndarray wide_weight, wide_bias
-    if out is not None and not has_even_rows(out):
-        given = norm(x, weight, bias, eps, centred, residual, None, kernel, threads)
-        (<object>out)[...] = given if residual is None else given[0]
-        return out if residual is None else (out, given[1])
+    if (out is not None and not has_even_rows(out)) or (total is not None and not has_even_rows(total)):
+        found = norm(x, weight, bias, eps, centred, residual, None, None, kernel, threads)
+        return filled(out, found) if residual is None else (filled(out, found[0]), filled(total, found[1]))
     x = with_even_rows(x)
     if out is None:
         out = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), cnp.PyArray_TYPE(x), 0)
@@ -41,7 +40,8 @@ def norm(
     n.x, n.out, n.residual.data, n.sum.data = rows_of_all(x), rows_of_all(out), NULL, NULL
     if residual is not None:
         residual = with_even_rows(residual)
-        total = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), cnp.PyArray_TYPE(x), 0)
+        if total is None:
+            total = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(x), cnp.PyArray_DIMS(x), cnp.PyArray_TYPE(x), 0)
         n.residual, n.sum = rows_of_all(residual), rows_of_all(total)
     call.table = kernel.isa.kernel[SDPA_FOR_DOUBLE if n.x.dtype == SDPA_FLOAT64 else SDPA_FOR_FLOAT][0]
     wide_weight, wide_bias = widened(weight, call.table), widened(bias, call.table)
@@ -55,6 +55,14 @@ def norm(
         share(&c, run_norm, &call, (n.rows + call.unit_rows - 1) // call.unit_rows, EQUALLY, 1, 4 * NORM_AT_ONCE)
     dismiss(&c)
     return out if residual is None else (out, total)
+
+
+cdef cnp.ndarray filled(cnp.ndarray out, cnp.ndarray found):
+    """`out` with what was found, or that."""
+    if out is None:
+        return found
+    (<object>out)[...] = found
+    return out
 
 
 cdef cnp.ndarray widened(given, const sdpa_kernel *table):

@@ -152,8 +152,8 @@ class GatedLinear(Linear):
 class FeedForward:
     """down(activation(up(x))), or with a gate down(activation(gate(x)) * up(x)), each a projection with a bias.
 
-    The gate and up are one product, and what they give is rounded to the dtype of x.  Blocks of rows are carried through
-    both products while they are in a cache.
+    The gate and up are one product, and what they give is rounded to the dtype of x.  Blocks of rows are carried
+    through both products while they are in a cache.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -10,10 +10,12 @@ from .. import _core
 from .._checks import check_out, epsilon
 from .._runtime import kernels
 
+Out: TypeAlias = "NDArray[Any] | tuple[NDArray[Any], NDArray[Any]] | None"
+
 
 def layer_norm(
     x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, *, eps: float = 1e-5,
-    residual: ArrayLike | None = None, out: NDArray[Any] | None = None, threads: int | None = None,
+    residual: ArrayLike | None = None, out: Out = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
     """(y - mean) / sqrt(variance + eps) * weight + bias for each row of y = x + residual, its last axis.
 
@@ -23,7 +25,8 @@ def layer_norm(
     weight, bias : (size), or None.
     eps : 0 or more.
     residual : as x; then the result is (norm, x + residual), and so the next layer has both.
-    out : the array for the norm: x or residual itself, or one that overlaps no input.
+    out : the array for the norm: x or residual itself, or one that overlaps no input.  With a residual, also a pair of
+        such: for the norm, and for x + residual.
     threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
 
     The result has the dtype of x.  Sums are float32 (float64 for float64), and are rounded once.
@@ -37,7 +40,7 @@ def layer_norm(
 
 def rms_norm(
     x: ArrayLike, weight: ArrayLike | None = None, *, eps: float = 1e-6, residual: ArrayLike | None = None,
-    out: NDArray[Any] | None = None, threads: int | None = None,
+    out: Out = None, threads: int | None = None,
 ) -> Any:  # fmt: skip
     """y / sqrt(mean of y**2 + eps) * weight for each row of y = x + residual, its last axis.  Arguments are those of
     `layer_norm`.
@@ -58,11 +61,15 @@ def _norm(x, weight, bias, eps, centred, residual, out, threads):
         residual = _core.float_array("residual", residual, 1)
         if residual.shape != x.shape:
             raise ValueError(f"residual has shape {residual.shape}: it must be that of x, {x.shape}")
-    if out is not None:
-        inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
-        apart = {name: array for name, array in inputs.items() if array is not out}
-        check_out(out, x.shape, x.dtype, apart, wider=False)
-    return _core.norm(x, weight, bias, eps, centred, residual, out, kernels.default, threads)
+    out, total = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
+    if total is not None and residual is None:
+        raise ValueError("out is a pair and residual is None: there is no sum to put into the second array")
+    inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+    for given, other in ((out, None), (total, out)):
+        if given is not None:
+            apart = {name: array for name, array in inputs.items() if array is not given}
+            check_out(given, x.shape, x.dtype, apart | {"the other array": other}, wider=False)
+    return _core.norm(x, weight, bias, eps, centred, residual, out, total, kernels.default, threads)
 
 
 def _row(name, given, x):

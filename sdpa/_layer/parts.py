@@ -117,7 +117,7 @@ class Norm:
     def apply(self, query, key, threads):
         """Norm query and key (..., D) in place."""
         for heads, weight in ((query, self.query), (key, self.key)):
-            _core.norm(heads, weight, None, self.eps, self.center, None, heads, kernels.default, threads)
+            _core.norm(heads, weight, None, self.eps, self.center, None, heads, None, kernels.default, threads)
 
 
 def row_norm(name, given, size):
@@ -137,7 +137,7 @@ def row_norm(name, given, size):
 
 
 def _normed(weight, bias, eps, center, rows, threads):
-    return _core.norm(rows, weight, bias, eps, center, None, None, kernels.default, threads)
+    return _core.norm(rows, weight, bias, eps, center, None, None, None, kernels.default, threads)
 
 
 def _as_they_are(rows, threads):

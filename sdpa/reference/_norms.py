@@ -51,5 +51,6 @@ def _normed(norm, x, weight, bias, residual, out, dtype):
             y = y * same_shape("weight", weight, rows.shape[-1:], dtype)
         if bias is not None:
             y = y + same_shape("bias", bias, rows.shape[-1:], dtype)
+    out, total = out if isinstance(out, tuple) else (out, None)
     y = deliver(cast(y, dtype) if out is None else y, dtype, out, x, residual)
-    return y if residual is None else (y, cast(rows, dtype))
+    return y if residual is None else (y, deliver(cast(rows, dtype), dtype, total, x, residual))

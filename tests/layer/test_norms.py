@@ -139,3 +139,34 @@ def test_out_that_overlaps():
     x = np.zeros((4, 4), float32)
     with pytest.raises(ValueError, match="out overlaps x"):
         sdpa.layer_norm(x[:2], out=x[1:3])
+
+
+@on_kernels(WIDE, HALF)
+@each_norm
+@pytest.mark.parametrize("layout", ["new", "x and residual", "strided", "features apart"])
+def test_out_may_be_a_pair(kernel, dtype, norm, layout):
+    x, weight, bias, residual = draw((7, 5, 48), dtype)
+    expected = call(NORMS[norm][0], x, weight, bias, residual=residual)
+    out = {
+        "new": lambda: (np.full_like(x, nan), np.full_like(x, nan)),
+        "x and residual": lambda: (residual, x),
+        "strided": lambda: (np.full_like(x, nan).swapaxes(0, 1).copy().swapaxes(0, 1), np.full_like(x, nan)),
+        "features apart": lambda: tuple(np.full((2, 7, 5, 96), nan, dtype)[..., ::2]),
+    }[layout]()
+    results = call(NORMS[norm][0], x, weight, bias, residual=residual, out=out)
+    for given, result, wanted in zip(out, results, expected):
+        assert given is result
+        np.testing.assert_array_equal(result, wanted)
+
+
+def test_pairs_that_cannot_be_filled():
+    x = np.zeros((4, 4), float32)
+    y = np.zeros((8, 4), float32)
+    with pytest.raises(ValueError, match="out is a pair and residual is None"):
+        sdpa.layer_norm(x, out=(y[:4], y[4:]))
+    with pytest.raises(ValueError, match="out overlaps the other array"):
+        sdpa.layer_norm(x, residual=x, out=(y[:4], y[2:6]))
+    with pytest.raises(ValueError, match="out overlaps the other array"):
+        sdpa.layer_norm(x, residual=x + 1, out=(x, x))
+    with pytest.raises(TypeError, match="out is of type tuple"):
+        sdpa.layer_norm(x, residual=x, out=(y, y, y))
