@@ -185,7 +185,7 @@ REASONS = [
     ),
     (
         "norm-*-bf16",
-        "Rows of 1024 come from a cache. Widening, rounding to the nearest even number with NaN and denormals included, "
+        "Rows of 1024 come from a cache. Widening, rounding to even with NaN and denormals included, "
         "and the sums take as long as moving four times as many bytes.",
     ),
     (
@@ -195,12 +195,12 @@ REASONS = [
     ),
     (
         "linear-1024-gelu-*",
-        "The products run at 0.945 of the rate of multiply-adds by themselves. Writing the result takes 2 % of the time, "
+        "The products run at 0.945 of the rate of multiply-adds by themselves. Writing the result takes 2 % of it, "
         "and GELU, with 21 instructions for each vector, 3 % in float32 and 5 % in bfloat16.",
     ),
     (
         "model-bert-*",
-        "The projections take 0.94 of the time, and run at 0.89 to 0.92 of the rate of multiply-adds, with GELU, and with "
+        "The projections take 0.94 of the time, and run at 0.89 to 0.92 of the rate of multiply-adds, with GELU and "
         "what they read and write outside the caches. Attention takes 4 %, norms 1 %, all else 1 %.",
     ),
     (
@@ -210,7 +210,7 @@ REASONS = [
     ),
     (
         "model-minilm-*",
-        "Beside sums over 384 features writing and GELU weigh twice as much as with 768, and attention with heads of 32 "
+        "Beside sums over 384 features writing and GELU weigh twice as much as with 768. Attention with heads of 32 "
         "features takes an eighth of the time, at 0.8 of its bound.",
     ),
     (

@@ -220,6 +220,8 @@ typedef struct {
 
 typedef enum { SDPA_IDENTITY, SDPA_RELU, SDPA_GELU, SDPA_GELU_TANH, SDPA_SILU } sdpa_activation;
 
+enum { SDPA_FEW_TILES = 2 }; /* of a projection, for which scratch has sums that were begun */
+
 /* A projection; see linear.h. */
 typedef struct {
     sdpa_array x, out;   /* (rows, ins), (rows, outs) */

@@ -160,9 +160,10 @@ def linear(
     call.table, call.panels = table, panels.count
     products = <double>sizes.ins * sizes.outs * (sizes.rows + LINEAR_READING) * (2 if panels.gated else 1)
     units = cut_rows(sizes, table.linear_tile) * call.panels
-    # A cache line that says what is copied; the sums of a block; its rows converted.
+    # A cache line that says what is copied; sums that were begun; the sums of a block; its rows converted.
     hire(&c, threads_if_worth(threads, products < LINEAR_SMALL),
-         64 + <size_t>sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64) * table.real_bytes, 0)
+         64 + <size_t>(SDPA_FEW_TILES * table.linear_tile * table.rows
+                       + sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64)) * table.real_bytes, 0)
     with nogil:
         # Neighbours go to one thread, which finds the rows in its cache.  Two that write neighbouring panels take cache
         # lines from each other.
