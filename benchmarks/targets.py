@@ -89,6 +89,11 @@ TARGETS = [
     Target("model-minilm-*", 0.90),
     Target("model-llama-prefill-512-fp32", 0.90),
     Target("model-llama-*", 0.80),
+    # The peer is the same model of transformers without this library.
+    Target("hf-bert-base-8x128-fp32", lead=2.2),
+    Target("hf-llama-token-2048-fp32", lead=2.0),
+    Target("hf-llama-token-4096-bf16", lead=4.0),
+    Target("hf-*"),
     # Parts of models.  Few rows take as long as reading the weights, from memory or from the third-level cache.
     Target("linear-1024-gelu-*", 0.95),
     Target("linear-*-4096-*", 0.85),

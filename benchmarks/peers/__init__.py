@@ -56,7 +56,12 @@ from benchmarks.peers.torch import (
     torch_mha_layer_peer,
     torch_peer,
 )
-from benchmarks.peers.transformers import transformers_decoder_peer, transformers_encoder_peer
+from benchmarks.peers.transformers import (
+    accelerated_decoder_peer,
+    accelerated_encoder_peer,
+    transformers_decoder_peer,
+    transformers_encoder_peer,
+)
 from benchmarks.peers.vllm import vllm_peer
 from benchmarks.peers.zentorch import zentorch_peer
 
@@ -71,6 +76,8 @@ class Peer(NamedTuple):
     norm: Callable | None = None
     encoder: Callable | None = None
     decoder: Callable | None = None
+    accelerated_encoder: Callable | None = None
+    accelerated_decoder: Callable | None = None
 
     @property
     def installed(self):
@@ -95,6 +102,8 @@ PEERS = {
         **formulas(torch_formula_peer, PARTS),
         encoder=transformers_encoder_peer,
         decoder=transformers_decoder_peer,
+        accelerated_encoder=transformers_encoder_peer,
+        accelerated_decoder=transformers_decoder_peer,
     ),
     "torch_math": Peer("torch", torch_math_peer, torch_math_backward_peer),
     "torch_flex": Peer("torch", torch_flex_peer),
@@ -124,8 +133,18 @@ IMPLEMENTATIONS = {
         sdpa_norm_peer,
         sdpa_encoder_peer,
         sdpa_decoder_peer,
+        accelerated_encoder_peer,
+        accelerated_decoder_peer,
     ),
-    READ: Peer("sdpa", read_peer, linear=read_peer, feed_forward=read_peer, norm=copy_peer, decoder=read_peer),
+    READ: Peer(
+        "sdpa",
+        read_peer,
+        linear=read_peer,
+        feed_forward=read_peer,
+        norm=copy_peer,
+        decoder=read_peer,
+        accelerated_decoder=read_peer,
+    ),
     **PEERS,
 }
 

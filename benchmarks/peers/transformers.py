@@ -1,4 +1,4 @@
-"""Whole models of transformers, on PyTorch."""
+"""Whole models of transformers, on PyTorch; by themselves, and with this library's layers, attention and cache."""
 
 from benchmarks.measure.adapting import THREADS
 from benchmarks.peers.torch import torch_result, torch_tensor
@@ -18,10 +18,30 @@ def transformers_model(workload, kind, **options):
     return model
 
 
+def accelerated(model):
+    """The same model with what sdpa.torch.accelerate knows replaced, and a class of caches for it."""
+    from sdpa import huggingface, torch
+
+    huggingface.register()
+    torch.accelerate(model)
+    return model, huggingface.Cache
+
+
 def transformers_encoder_peer(workload):
+    return encoder_call(workload, encoder_model(workload))
+
+
+def accelerated_encoder_peer(workload):
+    return encoder_call(workload, accelerated(encoder_model(workload))[0])
+
+
+def encoder_model(workload):
+    return transformers_model(workload, "AutoModel", add_pooling_layer=False)
+
+
+def encoder_call(workload, model):
     import torch
 
-    model = transformers_model(workload, "AutoModel", add_pooling_layer=False)
     ids = torch_tensor(workload.draw_inputs()["ids"])
     mask = torch.arange(workload.S) < torch_tensor(workload.lengths)[:, None] if workload.padded else None
 
@@ -33,12 +53,20 @@ def transformers_encoder_peer(workload):
 
 
 def transformers_decoder_peer(workload):
-    import torch
     from transformers import DynamicCache
 
-    model = transformers_model(workload, "AutoModelForCausalLM")
+    return decoder_call(workload, transformers_model(workload, "AutoModelForCausalLM"), DynamicCache)
+
+
+def accelerated_decoder_peer(workload):
+    return decoder_call(workload, *accelerated(transformers_model(workload, "AutoModelForCausalLM")))
+
+
+def decoder_call(workload, model, kind_of_cache):
+    import torch
+
     inputs = {name: torch_tensor(array) for name, array in workload.draw_inputs().items()}
-    ids, cache = inputs["ids"], DynamicCache(config=model.config)
+    ids, cache = inputs["ids"], kind_of_cache(config=model.config)
     if workload.cached:
         for number, names in enumerate(past_names(workload.layers)):
             cache.update(*(inputs[name] for name in names), number)

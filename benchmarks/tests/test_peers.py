@@ -4,6 +4,7 @@ Each runs in a process of its own, as in a comparison.  What is listed here is w
 """
 
 import argparse
+import importlib.util
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -52,11 +53,13 @@ def is_timed_by_reading(workload):
 
 
 FORMULAS = "linear feed_forward norm encoder decoder"
+# Models of transformers, where that is installed.
+ACCELERATED = "accelerated_encoder accelerated_decoder" if importlib.util.find_spec("transformers") else ""
 ABLE = {
-    "sdpa": Able(f"forward backward layer {FORMULAS}", "fp32 fp64 bf16 fp16"),
-    READ: Able(f"forward {FORMULAS}", "fp32 bf16 fp16", is_timed_by_reading),
+    "sdpa": Able(f"forward backward layer {FORMULAS} {ACCELERATED}", "fp32 fp64 bf16 fp16"),
+    READ: Able(f"forward {FORMULAS} accelerated_decoder", "fp32 bf16 fp16", is_timed_by_reading),
     "numpy": Able(f"forward layer {FORMULAS}", "fp32 fp64 bf16 fp16"),
-    "torch": Able(f"forward backward layer {FORMULAS}", "fp32 fp64 bf16 fp16"),
+    "torch": Able(f"forward backward layer {FORMULAS} {ACCELERATED}", "fp32 fp64 bf16 fp16"),
     "torch_math": Able("forward backward", "fp32 fp64 bf16 fp16"),
     "torch_flex": Able("forward", "fp32 bf16 fp16"),
     "torch_mha": Able("layer", "fp32 bf16"),

@@ -168,6 +168,9 @@ ZEN4_BOUNDS_MS = {
     "model-llama-token-512-fp32": 11.4,
     "model-llama-token-4096-fp32": 12.9,
     "model-llama-5-tokens-999-fp32": 13.2,
+    "hf-bert-base-8x128-fp32": 772,
+    "hf-llama-token-2048-fp32": 8.76,
+    "hf-llama-token-4096-fp32": 9.32,
 }
 
 

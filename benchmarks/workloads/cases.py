@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from benchmarks.workloads.attention import Attention, Backward, Layer
 from benchmarks.workloads.layers import FeedForward, Linear, Norm
-from benchmarks.workloads.models import Decoder, Encoder
+from benchmarks.workloads.models import AcceleratedDecoder, AcceleratedEncoder, Decoder, Encoder
 
 BERT_BASE = dict(layers=12, width=768, heads=12, inner=3072)
 MINILM = dict(layers=6, width=384, heads=12, inner=1536)
@@ -74,6 +74,9 @@ CASES = [
     Decoder("model-llama-token-512", 1, 1, **LLAMA, cached=512),
     Decoder("model-llama-token-4096", 1, 1, **LLAMA, cached=4096),
     Decoder("model-llama-5-tokens-999", 5, 1, **LLAMA, cached=999),
+    AcceleratedEncoder("hf-bert-base-8x128", 8, 128, **BERT_BASE),
+    AcceleratedDecoder("hf-llama-token-2048", 1, 1, **LLAMA | dict(layers=8), cached=2048),
+    AcceleratedDecoder("hf-llama-token-4096", 1, 1, **LLAMA | dict(layers=8), cached=4096),
 ]
 
 DOUBLE = ["prefill-2048-full", "prefill-2048-causal"]
@@ -84,7 +87,7 @@ FLOAT16 = [
     "decode-4k", "decode-4k-mha", "decode-32k", "decode-b4-8k", "decode-short", "chunk-16", "chunk-64",
     "cross-77", "mask-pad", "mask-bool", "mask-add", "window-512",
 ]  # fmt: skip
-PARTS = ("hdim-", "bwd-", "layer-", "linear-", "ffn-", "norm-", "model-bert-", "model-llama-")  # of models
+PARTS = ("hdim-", "bwd-", "layer-", "linear-", "ffn-", "norm-", "model-bert-", "model-llama-", "hf-llama-")  # of models
 BFLOAT16 = [*FLOAT16, "tiny", *(case.case for case in CASES if case.case.startswith(PARTS))]
 
 OTHERS = {"fp64": DOUBLE, "bf16": BFLOAT16, "fp16": FLOAT16}  # the cases that are run in other dtypes too

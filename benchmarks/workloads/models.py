@@ -300,3 +300,15 @@ def rotary_tables(count, dim, base):
     """cos and sin (count, dim / 2)."""
     angles = np.arange(count)[:, None] * base ** -(np.arange(0, dim, 2) / dim)
     return np.cos(angles), np.sin(angles)
+
+
+class AcceleratedEncoder(Encoder):
+    """The same as a model of transformers, with and without this library."""
+
+    kind = "accelerated_encoder"
+
+
+class AcceleratedDecoder(Decoder):
+    """The same as a model of transformers, with and without this library."""
+
+    kind = "accelerated_decoder"
