@@ -99,11 +99,11 @@ class _Work:
         yield from self.model.buffers()
 
     def walk(self, path, module) -> None:
-        if isinstance(module, nn.Sequential):
+        if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
             self.fuse(path, module, list(module._modules.items()))
         if isinstance(module, nn.TransformerEncoder) and "use_nested_tensor" in module.__dict__:
             change(module, use_nested_tensor=False)  # for which it reads the weights of its layers
-        if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+        if type(module) in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
             self.fuse_activation(path, module)
         for name, child in list(module._modules.items()):
             full = f"{path}.{name}" if path else name
@@ -138,7 +138,7 @@ class _Work:
             raise Unlike(f"its dtype is {' and '.join(sorted(map(str, dtypes)))}")
         if any(not x.is_cpu or x.layout is not torch.strided for x in child.parameters()):
             raise Unlike("it is not on the CPU")
-        if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in child.modules()):
+        if hooked(child):
             raise Unlike("it has hooks")
         like = next(child.parameters())
         if found.width is not None and not agrees(child, found.make(keep=True), like, found.width, found.inputs):
@@ -175,7 +175,7 @@ class _Work:
         for (name, child), (after, following) in itertools.pairwise(children):
             alone = self.places[id(child)] == 1
             activation = None
-            if type(child) is nn.Linear and alone and not list(following.parameters()):
+            if type(child) is nn.Linear and alone and not list(following.parameters()) and not hooked(following):
                 activation = activation_of(following)
             full = f"{path}.{name}" if path else name
             if activation is not None and self.replace(full, parent, name, child, activation=activation):
@@ -193,6 +193,14 @@ class _Work:
                 change(layer, activation=_as_it_is)
             else:
                 layer._modules["activation"] = Nothing(layer.activation)
+
+
+def hooked(module) -> bool:
+    """Whether a call of it does more than its class says."""
+    return any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or "forward" in m.__dict__
+        for m in module.modules()
+    )
 
 
 def change(module, **attributes) -> None:

@@ -6,6 +6,7 @@ are read back from there by `original`.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from .._attention.forward import attention_weights
 from .._layer.linear import FeedForward, Linear
 from .._layer.norm import layer_norm, rms_norm
 from ._attention import attention
-from ._tensors import array_of, tensor_of, without_tensors
+from ._tensors import array_of, check_plain, tensor_of, without_tensors
 from ._watched import autocast
 
 
@@ -44,7 +45,9 @@ class Accelerated(nn.Module):
         self.training = module.training
 
     @torch.compiler.disable
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        if named:
+            inputs = inspect.signature(self.module.forward).bind(*inputs, **named).args
         if self.training:
             raise RuntimeError("the model is in training mode and accelerated for inference: call model.eval() first")
         given = inputs
@@ -54,15 +57,17 @@ class Accelerated(nn.Module):
             else:
                 self.check_dtype(*inputs)
         out = tensor_of(self.compute(*(array_of("input", x) for x in given)))
-        return self.without_gradients(out, *inputs)
+        return self.without_gradients(out, *inputs, *self._parameters.values())
 
     def check_dtype(self, *inputs):
         for x in inputs:
+            if not isinstance(x, Tensor):
+                check_plain(input=x)
             if x.dtype is not self.dtype:
                 raise RuntimeError(f"the input has dtype {x.dtype} and the accelerated weights {self.dtype}")
 
     def without_gradients(self, out, *inputs):
-        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
             return _Refused.apply(out, *inputs)
         return out
 
@@ -103,6 +108,11 @@ class Accelerated(nn.Module):
 
 def threads() -> int:
     return torch.get_num_threads()
+
+
+def check_shape(name, mask, *shapes):
+    if tuple(mask.shape) not in shapes:
+        raise ValueError(f"{name} has shape {tuple(mask.shape)}: it must be {' or '.join(map(str, shapes))}")
 
 
 def arrays_of(*parameters) -> list[Any]:
@@ -197,10 +207,11 @@ class AcceleratedOutput(Accelerated):
         self.dense = AcceleratedLinear(linear, linear, keep=keep)
         self.LayerNorm = AcceleratedNorm(norm, norm.weight, norm.bias, norm.eps, centred=True)
 
-    def forward(self, x, residual):
+    def forward(self, *inputs, **named):
         if torch.is_autocast_enabled("cpu"):  # under which the residual keeps its dtype
+            x, residual = inspect.signature(self.module.forward).bind(*inputs, **named).args
             return self.LayerNorm(self.dense(x) + residual)
-        return super().forward(x, residual)
+        return super().forward(*inputs, **named)
 
     def compute(self, x, residual):
         total = self.dense.compute(x, residual)
@@ -267,13 +278,15 @@ class AcceleratedMultiheadAttention(Accelerated):
             query, key, value = autocast(*inputs)
         else:
             self.check_dtype(*inputs)
+        if is_causal and attn_mask is None:
+            raise ValueError("is_causal is True and attn_mask is None: it says of a mask that this is causal")
         batched = query.ndim == 3
         rows = [x if batched else x[None] for x in (query, key, value)]
         if batched and not self.batch_first:
             rows = [x.transpose(0, 1) for x in rows]
         with torch.no_grad():
             heads = self.heads(rows, same)
-            options = self.masks(attn_mask, key_padding_mask, len(rows[0]))
+            options = self.masks(attn_mask, key_padding_mask, *(x.shape[:2] for x in rows[:2]))
             joined = attention(*heads, **options).transpose(1, 2).flatten(2)
             out = tensor_of(self.out(array_of("query", joined), threads=threads()))
             weights = self.weights_of(heads, options, average_attn_weights) if need_weights else None
@@ -296,12 +309,15 @@ class AcceleratedMultiheadAttention(Accelerated):
             found = [tensor_of(linear(array_of("query", x), threads=threads())) for linear, x in zip(self.apart, rows)]
         return [x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in found]
 
-    def masks(self, attn_mask, key_padding_mask, batch):
+    def masks(self, attn_mask, key_padding_mask, rows, keys):
         """As options of `attention`.  What is True in torch's masks is hidden; floats are added."""
-        found = []
+        (batch, queries), found = rows, []
         if attn_mask is not None:
+            shapes = (queries, keys[1]), (batch * self.num_heads, queries, keys[1])
+            check_shape("attn_mask", attn_mask, *shapes)
             found.append(attn_mask.unflatten(0, (batch, -1)) if attn_mask.ndim == 3 else attn_mask)
         if key_padding_mask is not None:
+            check_shape("key_padding_mask", key_padding_mask, tuple(keys), *([tuple(keys[1:])] if batch == 1 else []))
             found.append(key_padding_mask.reshape(batch, 1, 1, -1))
         hidden = [x for x in found if x.dtype is torch.bool]
         added = [x for x in found if x.dtype is not torch.bool]

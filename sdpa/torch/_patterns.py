@@ -6,6 +6,7 @@ with it on random numbers: what gives something else stays as it is, whatever it
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ def activation_of(function) -> str | None:
     """What the library calls an activation, by what it does."""
     if function is None:
         return None
-    x = torch.linspace(-7, 7, 141)
+    x = torch.cat([torch.linspace(-7, 7, 141), torch.tensor([-1e4, -50.0, 50.0, 1e4])])  # some are clipped far out
     try:
         y = function(x)
     except Exception:
@@ -222,6 +223,9 @@ def agrees(module, made, like, width, inputs, size=1.0) -> bool:
     generator = torch.Generator().manual_seed(0)
     widths = [width] if inputs == 1 else [width, made.dense.out_features]
     given = [(torch.randn(1, 3, width, generator=generator) * size).to(like.dtype) for width in widths]
+    takes = inspect.signature(module.forward).parameters.values()
+    if len(takes) != inputs or any(x.kind in (x.VAR_POSITIONAL, x.VAR_KEYWORD) for x in takes):
+        return False
     try:
         with torch.no_grad():
             expected, got = module(*given), made(*given)

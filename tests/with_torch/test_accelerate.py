@@ -195,6 +195,13 @@ def test_gradients_are_refused_when_they_are_asked_for():
     assert model[1].weight.grad is not None
 
 
+def test_gradients_of_the_weights_of_norms_are_refused():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval()
+    adapter.accelerate(model)
+    with pytest.raises(RuntimeError, match="gradient of an accelerated model"):
+        model(torch.ones(2, 8)).sum().backward()
+
+
 def test_training_is_refused():
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
     with pytest.raises(ValueError, match="training mode"):
@@ -220,6 +227,77 @@ def test_what_is_not_known_stays():
     assert report.kept == {
         "2": "it has hooks", "3": "its dtype is torch.float64", "4": "its rows have 2 axes",
     }  # fmt: skip
+
+
+def test_a_replaced_forward_stays():
+    patched, double = nn.Linear(8, 8), nn.ReLU()
+    patched.forward = lambda x: F.linear(x, patched.weight) * 2
+    double.register_forward_hook(lambda module, inputs, out: out * 2)
+    model = nn.Sequential(patched, nn.Linear(8, 8), double).eval()
+    (x,) = tensors((2, 8))
+    report = check(model, lambda model: model(x), {"Linear"})
+    assert set(report.replaced) == {"1"} and "0" in report.kept
+
+
+def test_no_activation_goes_along_where_others_see_what_is_before_it():
+    class Each(nn.Sequential):
+        """All that its modules give."""
+
+        def forward(self, x):
+            found = []
+            for module in self:
+                x = module(x)
+                found.append(x)
+            return torch.cat(found, -1)
+
+    class Layer(nn.TransformerEncoderLayer):
+        def forward(self, x):
+            return self.linear2(self.linear1(x) + self.activation(x))
+
+    (x,) = tensors((2, 8))
+    check(Each(nn.Linear(8, 8), nn.ReLU()).eval(), lambda model: model(x), {"Linear"})
+    check(nn.Sequential(Layer(8, 2, 8)).eval(), lambda model: model(x), {"Linear"})
+
+
+def test_an_activation_that_is_clipped_far_out_is_none_that_is_known():
+    class Clipped(nn.Module):
+        def forward(self, x):
+            return F.gelu(x).clip(-10, 10)
+
+    (x,) = tensors((2, 8))
+    report = check(nn.Sequential(nn.Linear(8, 8), Clipped()).eval(), lambda model: model(100 * x), {"Linear"})
+    assert set(report.replaced) == {"0"}
+
+
+def test_a_norm_that_takes_a_gate_stays():
+    class RMSNormGated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.variance_epsilon = nn.Parameter(torch.rand(8)), 1e-6
+
+        def forward(self, x, gate=None):
+            x = F.rms_norm(x, (8,), self.weight, self.variance_epsilon)
+            return x if gate is None else x * F.silu(gate)
+
+    report = adapter.accelerate(nn.Sequential(RMSNormGated()).eval())
+    assert not report.replaced and set(report.kept) == {"0"}
+
+
+def test_inputs_by_name():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+        def forward(self, x):
+            return self.norm(input=self.linear(input=x))
+
+    model = Named().eval()
+    (x,) = tensors((2, 8))
+    check(model, lambda model: model(x), {"Linear", "layer_norm"})
+    adapter.accelerate(model)
+    with pytest.raises(TypeError, match="missing a required argument: 'input'"):
+        model.linear(x=x)
 
 
 def test_a_block_that_only_looks_like_one_is_taken_by_its_parts():
@@ -248,6 +326,25 @@ def test_wrong_inputs():
         model(torch.ones(2, 8).double())
     with pytest.raises(ValueError, match="last axis must be 8"):
         model(torch.ones(2, 7))
+    with pytest.raises(TypeError, match="input is of type NoneType"):
+        model(None)
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"is_causal": True}, "is_causal is True and attn_mask is None"),
+        ({"key_padding_mask": torch.zeros(5, 2).bool()}, r"key_padding_mask has shape \(5, 2\): it must be \(2, 5\)"),
+        ({"attn_mask": torch.zeros(2, 5, 5)}, r"attn_mask has shape \(2, 5, 5\): it must be \(5, 5\) or \(8, 5, 5\)"),
+        ({"attn_mask": torch.zeros(1, 5)}, "attn_mask has shape"),
+    ],
+    ids=["causal", "padding", "heads", "broadcast"],
+)  # fmt: skip
+def test_wrong_masks_of_multihead_attention(options, text):
+    model = nn.Sequential(nn.MultiheadAttention(8, 4, batch_first=True)).eval()
+    adapter.accelerate(model)
+    with pytest.raises(ValueError, match=text):
+        model[0](*[torch.ones(2, 5, 8)] * 3, **options)
 
 
 def test_autocast():
