@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import _core
 from .._layer.rotary import rotary as rotary_of_arrays
 from . import _batched
-from ._tensors import array_of, as_tensor, tensor_of
+from ._tensors import array_of, as_tensor, check_plain, tensor_of, written
 from ._watched import watched
 
 
@@ -45,11 +45,19 @@ def merge(outs, lses, *, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         [array_of("outs", x) for x in outs], [array_of("lses", x) for x in lses],
         None if out is None else array_of("out", out),
     )  # fmt: skip
-    return (tensor_of(found[0]) if out is None else out), tensor_of(found[1])
+    return (tensor_of(found[0]) if out is None else written(out)), tensor_of(found[1])
 
 
 def _merge_by_torch(outs, lses):
     """The same where it is differentiated or compiled."""
+    shapes, lengths = [tuple(x.shape) for x in outs], [tuple(x.shape) for x in lses]
+    if not outs or len(outs) != len(lses):
+        raise ValueError(f"outs has {len(outs)} parts and lses {len(lses)}: they must be as many, and at least one")
+    if any(shape != shapes[0] for shape in shapes) or any(shape != shapes[0][:-1] for shape in lengths):
+        raise ValueError(
+            f"outs have shapes {shapes} and lses {lengths}: all outs must be alike, and lses the same without the last "
+            "axis"
+        )
     blind = torch.stack([lse == -torch.inf for lse in lses])
     sums = torch.stack(lses).masked_fill(blind, 0.0)  # so that no gradient meets inf - inf
     largest = sums.masked_fill(blind, -torch.inf).amax(0).detach()
@@ -78,6 +86,8 @@ def rotary(
     tensor([[ 3.,  4.],
             [-4.,  3.]])
     """
+    if not isinstance(x, Tensor):
+        check_plain(x=x)
     if isinstance(positions, (int, float)) and (x.requires_grad or watched()):
         positions = positions + torch.arange(x.shape[-2])  # turning back takes the position of each row
     positions, frequencies, cos, sin = (
@@ -95,7 +105,7 @@ def rotary(
     if watched():
         return out.copy_(torch.ops.sdpa.rotary(x, *given))
     _turn(x, *given, out=array_of("out", out))
-    return out
+    return written(out)
 
 
 def _turn(x, positions, base, frequencies, interleaved, dim, cos, sin, threads, out=None):

@@ -16,7 +16,7 @@ from .. import _core
 from .._options import PACKED, WORDS, AttentionOptions, InputOptions, takes
 from .._options.signatures import Keywords
 from .._runtime import kernels
-from ._tensors import array_of, check_plain, tensor_of, without_tensors
+from ._tensors import array_of, check_plain, tensor_of, without_tensors, written
 
 OWN_WORDS = {"array": "tensor", "most": "torch.get_num_threads()"}
 DIFFERENTIABLE = ("bias", "sinks")  # of the options
@@ -65,7 +65,7 @@ def compute(function: Function, query, key, value, starts, options):
         return tensor_of(result)
     out, lse = result if type(result) is tuple else (result, None)
     given = options.get("out")
-    out = tensor_of(out) if given is None else given
+    out = tensor_of(out) if given is None else written(given)
     return out if lse is None else (out, tensor_of(lse))
 
 
@@ -82,7 +82,7 @@ def wants_gradients(query, key, value, options) -> bool:
 
 
 class Call(NamedTuple):
-    """What is no tensor with a gradient.  `own` are the options that follow query, key and value."""
+    """What is no tensor.  `own` are the options that follow query, key and value."""
 
     function: Function
     starts: tuple[Any, ...]
@@ -101,9 +101,10 @@ def _with_gradients(function, query, key, value, starts, options):
     if options:
         if options.get("out") is not None:
             raise ValueError("out is given and an input requires a gradient: it must be None, or torch.no_grad() be on")
-        own = {name: options[name] for name in DIFFERENTIABLE if isinstance(options.get(name), Tensor)}
+        own = {name: x for name, x in options.items() if isinstance(x, Tensor)}
         return_lse = options.get("return_lse", False)
-        options = without_tensors({name: x for name, x in options.items() if name not in (*own, "return_lse", "out")})
+        options = {name: x for name, x in options.items() if name not in (*own, "return_lse", "out")}
+    starts = tuple(x.copy() if isinstance(x, np.ndarray) else x for x in starts)  # as they are until the gradients
     return _apply(Call(function, starts, options, tuple(own), return_lse), query, key, value, *own.values())
 
 
@@ -176,5 +177,5 @@ def gradients(call: Call, grad_out, grad_lse, query, key, value, out, lse, *own)
     )  # fmt: skip
     grads = [tensor_of(grad) for grad in found[:3]]
     for name in call.own:
-        grads.append(tensor_of(getattr(found, name)))
+        grads.append(tensor_of(getattr(found, name)) if name in DIFFERENTIABLE else None)
     return tuple(grads)

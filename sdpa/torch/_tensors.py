@@ -74,6 +74,13 @@ def tensor_of(array) -> Tensor:
     return torch.from_numpy(array)
 
 
+def written(tensor):
+    """The tensor, of which autograd now knows that its memory changed."""
+    if isinstance(tensor, Tensor):
+        torch.autograd.graph.increment_version(tensor)
+    return tensor
+
+
 def as_tensor(given: Any) -> Tensor:
     """Of whatever stands for an array; a number may be one that is not known while a graph is made."""
     if isinstance(given, Tensor):

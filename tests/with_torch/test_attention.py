@@ -235,6 +235,29 @@ def test_gradients_of_the_lse_alone():
         torch.testing.assert_close(x.grad, grad)
 
 
+@pytest.mark.parametrize("options", [
+    {"mask": torch.ones(3, 3).tril().bool()}, {"kv_lengths": torch.tensor([2, 3])}, {"alibi_slopes": torch.ones(4)},
+], ids=["mask", "kv_lengths", "alibi_slopes"])  # fmt: skip
+def test_an_option_that_changes_before_its_gradients_is_noticed(options):
+    inputs = tensors((2, 4, 3, 8), (2, 4, 3, 8), (2, 4, 3, 8), requires_grad=True)
+    adapter.attention(*inputs, **options).sum().backward()
+    out = adapter.attention(*inputs, **options)
+    for option in options.values():
+        option.copy_(option.clone())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_gradients_are_those_of_the_sequences_there_were():
+    inputs = tensors((5, 4, 8), (5, 4, 8), (5, 4, 8), requires_grad=True)
+    starts = torch.tensor([0, 2, 5])
+    expected = torch.autograd.grad(adapter.attention_varlen(*inputs, cu_seqlens_q=starts).square().sum(), inputs)
+    out = adapter.attention_varlen(*inputs, cu_seqlens_q=starts)
+    starts[1] = 4
+    for got, grad in zip(torch.autograd.grad(out.square().sum(), inputs), expected):
+        assert torch.equal(got, grad)
+
+
 def test_a_second_derivative_is_refused_when_it_is_asked_for():
     inputs = tensors((2, 4, 8), (2, 4, 8), (2, 4, 8), requires_grad=True)
     grads = torch.autograd.grad(adapter.attention(*inputs).sum(), inputs, create_graph=True)

@@ -84,3 +84,32 @@ def test_only_x_has_a_gradient():
     (x, table) = tensors((5, 8), (5, 4))
     with pytest.raises(ValueError, match="cos requires a gradient"):
         adapter.rotary(x, None, cos=table.requires_grad_(), sin=table)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_parts_that_do_not_fit(requires_grad):
+    one, other = tensors((2, 3, 8), (2, 1, 8), requires_grad=requires_grad)
+    lse = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="outs has 1 parts and lses 2"):
+        adapter.merge([one], [lse, lse])
+    with pytest.raises(ValueError, match="all outs must be alike"):
+        adapter.merge([one, other], [lse, lse])
+    with pytest.raises(TypeError, match="x is of type NoneType"):
+        adapter.rotary(None, 3)
+
+
+def test_autograd_knows_that_out_is_written():
+    (x,) = tensors((2, 3, 8))
+    for write in (
+        lambda out: adapter.attention(x, x, x, out=out),
+        lambda out: adapter.rotary(x, 3, out=out),
+        lambda out: adapter.merge([x], [x[..., 0]], out=out),
+    ):
+        out = torch.ones(2, 3, 8)
+        product = torch.ones(2, 3, 8, requires_grad=True) * out
+        write(out)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+    with torch.inference_mode():
+        out = torch.empty(2, 3, 8)
+        assert adapter.attention(x, x, x, out=out) is out
