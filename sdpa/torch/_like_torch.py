@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._attention import attention
+from ._tensors import check_plain
 
 TORCH = torch.nn.functional.scaled_dot_product_attention
 _warned = threading.Event()
@@ -43,7 +44,11 @@ def scaled_dot_product_attention(
                 stacklevel=2,
             )
         return TORCH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    query, key, value, options = as_options(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    try:
+        query, key, value, options = as_options(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    except (AttributeError, TypeError):
+        check_plain(query=query, key=key, value=value, **{} if attn_mask is None else {"attn_mask": attn_mask})
+        raise
     return attention(query, key, value, **options)
 
 
@@ -69,7 +74,7 @@ def as_options(query, key, value, attn_mask, is_causal, scale, enable_gqa):
 def of_equal_heads(query, key, value):
     """Heads broadcast as the axes before them do: one serves all."""
     heads = [x.shape[-3] if x.ndim > 2 else 1 for x in (query, key, value)]
-    most = max(heads)
+    most = max(heads) if all(heads) else 0
     if any(count not in (1, most) for count in heads):
         raise ValueError(f"query, key and value have {heads} heads: they must be equal unless enable_gqa is True")
     return [

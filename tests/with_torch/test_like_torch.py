@@ -3,6 +3,7 @@
 import itertools
 import warnings
 
+import numpy as np
 import pytest
 from support.torch_tensors import tensors
 
@@ -107,3 +108,17 @@ def test_compiled_and_mapped():
             batched = [x if dim == 0 else x[0] for x, dim in zip(inputs, in_dims)]
             got, expected = (torch.func.vmap(call, in_dims=in_dims)(*batched) for call in (ours, TORCH))
             torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("name, wrong", [("query", None), ("key", [[1.0]]), ("value", np.ones((4, 6, 8)))])
+def test_what_is_no_tensor_is_named(name, wrong):
+    given = dict(zip(("query", "key", "value"), tensors(*AXES["3 axes"])))
+    with pytest.raises(TypeError, match=f"{name} is of type {type(wrong).__name__}"):
+        ours(**given | {name: wrong})
+    with pytest.raises(TypeError, match="attn_mask is of type list"):
+        ours(**given, attn_mask=[[True]])
+
+
+def test_one_head_for_none():
+    query, key = tensors((2, 0, 5, 8), (2, 1, 6, 8))
+    assert ours(query, key, key).shape == TORCH(query, key, key).shape
