@@ -175,7 +175,7 @@ def gradients(call: Call, grad_out, grad_lse, query, key, value, out, lse, *own)
         array_of("value", value), array_of("out", out), array_of("lse", lse), *call.starts,
         None if grad_lse is None else array_of("grad_lse", grad_lse), call.with_own(own), function.backward_options,
     )  # fmt: skip
-    grads = [tensor_of(grad) for grad in found[:3]]
+    grads: list[Tensor | None] = [tensor_of(grad) for grad in found[:3]]
     for name in call.own:
         grads.append(tensor_of(getattr(found, name)) if name in DIFFERENTIABLE else None)
     return tuple(grads)

@@ -35,6 +35,7 @@ class _Refused(torch.autograd.Function):
 class Accelerated(nn.Module):
     """`module`, and what computes it: `compute` of arrays, which gives an array."""
 
+    module: nn.Module
     weights: tuple[tuple[nn.Parameter, Any], ...] = ()  # those given up, and functions that read them back
     dtype: torch.dtype | None = None  # of inputs; None: any
 

@@ -1,8 +1,10 @@
 """Who else takes part in a call."""
 
 import torch
+from torch import Tensor
 from torch._C import _get_tracing_state, _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 
 
 def watched() -> bool:
@@ -16,3 +18,12 @@ def autocast(*tensors):
     """In the dtype of torch.autocast, as torch's own attention: all floats but float64."""
     dtype = torch.get_autocast_dtype("cpu")
     return [x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in tensors]
+
+
+def refuse_tangents(**tensors) -> None:
+    """Raises where forward-mode differentiation follows one of these: its tangent would be lost."""
+    if forward_ad._current_level < 0:
+        return
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"{name} has a tangent: there are gradients in reverse mode only")

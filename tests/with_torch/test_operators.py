@@ -206,3 +206,27 @@ def test_an_unknown_option_is_named():
     (x,) = tensors((2, 4, 8))
     with pytest.raises(TypeError, match="did you mean 'causal'"):
         torch.func.vmap(lambda x: adapter.attention(x, x, x, casual=True))(x)
+
+
+def test_forward_mode_is_refused():
+    """A tangent that was lost would be a derivative of 0."""
+    x = torch.randn(1, 2, 3, 4)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        calls = {
+            "value": lambda: adapter.attention(x, x, dual),
+            "key": lambda: adapter.scaled_dot_product_attention(x, dual, x),
+            "bias": lambda: adapter.attention(x, x, x, bias=dual[..., :3]),
+            r"outs\[1\]": lambda: adapter.merge([x, dual], [x[..., 0], x[..., 0]]),
+            "x": lambda: adapter.rotary(dual, 0),
+        }
+        for name, call in calls.items():
+            with pytest.raises(NotImplementedError, match=f"{name} has a tangent"):
+                call()
+        assert adapter.attention(x, x, x).shape == x.shape
+
+
+def test_the_operator_of_torch_refuses_dropout_here():
+    x = torch.randn(1, 2, 3, 4)
+    with adapter.enabled(), pytest.raises(ValueError, match=r"dropout_p is 0\.5"):
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.5)
