@@ -1,12 +1,16 @@
 """Whole models of transformers, on PyTorch; by themselves, and with this library's layers, attention and cache."""
 
-from benchmarks.measure.adapting import THREADS
+import importlib.util
+
+from benchmarks.measure.adapting import THREADS, require
 from benchmarks.peers.torch import torch_result, torch_tensor
 from benchmarks.workloads.models import past_names
 
 
 def transformers_model(workload, kind, **options):
     """The model of a class of transformers.Auto..., with attention by scaled_dot_product_attention."""
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    require(not missing, f"{' and '.join(missing)} must be installed")
     import torch
     import transformers
 

@@ -54,9 +54,10 @@ class Cache(DynamicCache):
             options["dtype"] = str(options["dtype"]).removeprefix("torch.")
         kv.KVCache(1, 1, 1, **options)  # raises what is wrong with the options, before any token comes
         super().__init__(config=config)
-        if self.layer_class_to_replicate is not None:
-            self.layer_class_to_replicate = partial(Layer, None, options)  # type: ignore[assignment]
-        self.layers = [ours(layer, options) for layer in self.layers]
+        made: Any = self  # the types of its attributes are known only where transformers is installed
+        if made.layer_class_to_replicate is not None:
+            made.layer_class_to_replicate = partial(Layer, None, options)
+        made.layers = [ours(layer, options) for layer in made.layers]
 
     def activate_past_recording(self) -> None:
         """Keep all tokens from now on, also those that no window shows any more, so that `crop` may take back any."""
