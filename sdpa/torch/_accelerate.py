@@ -56,6 +56,10 @@ def accelerate(model: nn.Module) -> Report:
         raise TypeError(f"model is of type {type(model).__name__}: it must be a torch.nn.Module")
     if model.training:
         raise ValueError("model is in training mode: call model.eval() first")
+    if type(model) in (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.MultiheadAttention):
+        raise ValueError(
+            f"model is a {type(model).__name__}: it must contain what is replaced, as nn.Sequential(model) does"
+        )
     work = _Work(model)
     before = work.bytes()
     work.walk("", model)

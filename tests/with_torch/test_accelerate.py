@@ -402,3 +402,11 @@ def test_transformers(family, dtype):
     report = check(model, lambda model: model(**inputs).last_hidden_state, replaced)
     assert report.replaced["attn_implementation"] == "attention, by sdpa.huggingface"
     assert model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize("kind, sizes", [("Linear", (4, 4)), ("LayerNorm", (4,)), ("MultiheadAttention", (4, 2))])
+def test_a_model_that_would_itself_be_replaced(kind, sizes):
+    model = getattr(nn, kind)(*sizes).eval()
+    with pytest.raises(ValueError, match=r"model is a \w+: it must contain what is replaced"):
+        adapter.accelerate(model)
+    assert adapter.accelerate(nn.Sequential(model).eval()).replaced
