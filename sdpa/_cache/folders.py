@@ -12,7 +12,6 @@ import errno
 import functools
 import os
 import re
-import secrets
 import shutil
 import sys
 
@@ -72,7 +71,7 @@ def _unlock(descriptor):
 
 
 def _hidden_name(path):
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
 
 
 def _hidden_names(path):
