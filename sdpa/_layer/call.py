@@ -7,7 +7,7 @@ from .._attention.forward import attention, attention_weights, merge
 from .._cache.paged import PagedKVCache
 from .._options import ANYWHERE
 from .linear import Linear
-from .parts import joined
+from .parts import joined, residual_or_none
 from .rotary import LIMIT, turn
 
 
@@ -74,15 +74,14 @@ def check_positions(layer, positions, x):
 
 def residual_rows(layer, given, x, batched):
     """What is added to the result, (B, M, out_dim), or None."""
-    if given is None:
-        return None
-    (batch, count, _), given = x.shape, _core.float_array("residual", given, 0)
+    batch, count, _ = x.shape
     shape = (count, layer.out_dim) if not batched else (batch, count, layer.out_dim)
     if batched and not layer.batch_first:
         shape = (count, batch, layer.out_dim)
-    if given.shape != shape:
-        raise ValueError(f"residual has shape {given.shape}: it must be that of the result, {shape}")
-    return given[None] if not batched else given if layer.batch_first else given.swapaxes(0, 1)
+    rows = residual_or_none(given, shape)
+    if rows is None or (batched and layer.batch_first):
+        return rows
+    return rows.swapaxes(0, 1) if batched else rows[None]
 
 
 def heads(layer, x, context, value_context, threads):

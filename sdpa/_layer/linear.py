@@ -15,7 +15,7 @@ from .. import _core
 from .._checks import check_out
 from .._runtime import kernels
 from .._runtime import threads as _threads
-from .parts import shaped
+from .parts import residual_or_none, shaped
 
 MATRIX = (None, None)  # of any size
 # Bytes that a block of rows of a FeedForward has between its products, at most, such that the second one finds them in
@@ -78,10 +78,7 @@ class Linear:
         if x.shape[-1] != self.ins:
             raise ValueError(f"x has shape {x.shape}: the last axis must be {self.ins}, as weight has columns")
         shape = (*x.shape[:-1], self.outs)
-        if residual is not None:
-            residual = _core.float_array("residual", residual, 1)
-            if residual.shape != shape:
-                raise ValueError(f"residual has shape {residual.shape}: it must be that of the result, {shape}")
+        residual = residual_or_none(residual, shape)
         if out is not None:
             check_out(out, shape, x.dtype, {"x": x, "residual": None if out is residual else residual})
         return self.apply(x, self.threads if threads is None else threads, None, out, residual)
@@ -189,11 +186,8 @@ class FeedForward:
     def __call__(self, x: ArrayLike, *, residual: ArrayLike | None = None, threads: int | None = None) -> NDArray[Any]:
         """x (..., ins) gives (..., outs), of its dtype; `residual`, which has that shape, is added."""
         x = _core.float_array("x", x, 1)
-        if residual is not None:
-            residual = _core.float_array("residual", residual, 1)
-            if residual.shape != (*x.shape[:-1], self.outs):
-                wanted = (*x.shape[:-1], self.outs)
-                raise ValueError(f"residual has shape {residual.shape}: it must be that of the result, {wanted}")
+        shape = (*x.shape[:-1], self.outs)
+        residual = residual_or_none(residual, shape)
         threads = _threads.count(self.threads if threads is None else threads)
         count = x.size // max(1, self.ins)
         blocks = -(-count * self.hidden * x.itemsize // CARRIED)
@@ -205,7 +199,7 @@ class FeedForward:
             part = slice(count * block // blocks, count * (block + 1) // blocks)
             hidden = self._up(rows[part], threads=threads)
             self._down(hidden, residual=None if more is None else more[part], out=out[part], threads=threads)
-        return out.reshape(*x.shape[:-1], self.outs)
+        return out.reshape(shape)
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from .. import _core
 from .._checks import check_out, epsilon
 from .._runtime import kernels
+from .parts import residual_or_none
 
 Out: TypeAlias = "NDArray[Any] | tuple[NDArray[Any], NDArray[Any]] | None"
 
@@ -57,10 +58,7 @@ def _norm(x, weight, bias, eps, centred, residual, out, threads):
     x = _core.float_array("x", x, 1)
     eps = epsilon("eps", eps)
     weight, bias = _row("weight", weight, x), _row("bias", bias, x)
-    if residual is not None:
-        residual = _core.float_array("residual", residual, 1)
-        if residual.shape != x.shape:
-            raise ValueError(f"residual has shape {residual.shape}: it must be that of x, {x.shape}")
+    residual = residual_or_none(residual, x.shape, "x")
     out, total = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
     if total is not None and residual is None:
         raise ValueError("out is a pair and residual is None: there is no sum to put into the second array")

@@ -30,6 +30,16 @@ def shaped(name, given, shape, axes):
     return array
 
 
+def residual_or_none(given, shape, whose="the result"):
+    """What is added, as an array of `shape`, or None."""
+    if given is None:
+        return None
+    array = _core.float_array("residual", given, 0)
+    if array.shape != shape:
+        raise ValueError(f"residual has shape {array.shape}: it must be that of {whose}, {shape}")
+    return array
+
+
 def vector_or_none(name, given, size, axes):
     return None if given is None else weight_array(name, given, (size,), axes)
 
