@@ -226,8 +226,7 @@ REASONS = [
     (
         "linear-*",
         "Calls of 15 to 100 µs, of which starting and ending threads take 2 to 3, and the first part of the weights of "
-        "each thread is waited for. Features that are no multiple of 128 leave one of two threads without work for a "
-        "while.",
+        "each thread is waited for.",
     ),
     (
         "*",

@@ -9,7 +9,7 @@ import torch
 from . import _eager, _operators
 from ._eager import ATTENTION, ATTENTION_VARLEN
 from ._tensors import without_tensors
-from ._watched import autocast, refuse_tangents, watched
+from ._watched import autocast, forward_mode, refuse_tangents, watched
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,7 +39,8 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **opt
     >>> round(out.item(), 3), round(query.grad.item(), 3)
     (4.8, -0.887)
     """
-    refuse_tangents(query=query, key=key, value=value, **options)
+    if forward_mode():
+        refuse_tangents(query=query, key=key, value=value, **options)
     if torch.is_autocast_enabled("cpu"):
         query, key, value = autocast(query, key, value)
     if watched():
@@ -64,7 +65,8 @@ def attention_varlen(
 
     The result has gradients as that of `attention` has.
     """
-    refuse_tangents(query=query, key=key, value=value, **options)
+    if forward_mode():
+        refuse_tangents(query=query, key=key, value=value, **options)
     if torch.is_autocast_enabled("cpu"):
         query, key, value = autocast(query, key, value)
     if watched():

@@ -11,7 +11,7 @@ from .. import _core
 from .._layer.rotary import rotary as rotary_of_arrays
 from . import _batched
 from ._tensors import array_of, as_tensor, check_plain, tensor_of, written
-from ._watched import refuse_tangents, watched
+from ._watched import forward_mode, refuse_tangents, watched
 
 
 def merge(outs, lses, *, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ def merge(outs, lses, *, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
             [2.5000]])
     """
     outs, lses = list(outs), list(lses)
-    for i, (part, its_lse) in enumerate(zip(outs, lses)):
+    for i, (part, its_lse) in enumerate(zip(outs, lses)) if forward_mode() else ():
         refuse_tangents(**{f"outs[{i}]": part, f"lses[{i}]": its_lse})
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in (*outs, *lses))
     if wanted or watched():
@@ -90,7 +90,8 @@ def rotary(
     """
     if not isinstance(x, Tensor):
         check_plain(x=x)
-    refuse_tangents(x=x, positions=positions, frequencies=frequencies, cos=cos, sin=sin)
+    if forward_mode():
+        refuse_tangents(x=x, positions=positions, frequencies=frequencies, cos=cos, sin=sin)
     if isinstance(positions, (int, float)) and (x.requires_grad or watched()):
         positions = positions + torch.arange(x.shape[-2])  # turning back takes the position of each row
     positions, frequencies, cos, sin = (

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch._C import _len_torch_function_stack
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .._attention.explain import Explanation
@@ -17,7 +16,7 @@ from .._attention.explain import explain as explain_arrays
 from ._kernels import Replaced
 from ._like_torch import TORCH, as_options, scaled_dot_product_attention
 from ._tensors import array_of, obstacle, without_tensors
-from ._watched import watched
+from ._watched import forward_mode, watched
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
@@ -140,7 +139,7 @@ def torchs_own(query, key, value, attn_mask, dropout_p) -> str | None:
         return f"the dtypes are {query.dtype}, {key.dtype} and {value.dtype}"
     if _len_torch_function_stack() > 0:
         return "a torch function mode is active"
-    if forward_ad._current_level >= 0:
+    if forward_mode():
         return "forward-mode differentiation is active"
     return None
 

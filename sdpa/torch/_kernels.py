@@ -37,8 +37,7 @@ class Replaced:
 
 
 def dense(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    if dropout_p:
-        raise ValueError(f"dropout_p is {dropout_p}: this library has no random numbers")
+    _refuse_dropout(dropout_p)
     out = torch.empty_like(query)
     options = _options(is_causal, attn_mask, scale) | {"return_lse": True, "out": out}
     _, lse = _eager.compute(ATTENTION, query, key, value, (), options)
@@ -51,6 +50,11 @@ def dense_backward(
     call = Call(ATTENTION, (), _eager.without_tensors(_options(is_causal, attn_mask, scale)), (), True)
     grads = _eager.gradients(call, grad_out, None, query, key, value, out, logsumexp)
     return tuple(grad.transpose(1, 2).contiguous().transpose(1, 2) for grad in grads)
+
+
+def _refuse_dropout(dropout_p):
+    if dropout_p:
+        raise ValueError(f"dropout_p is {dropout_p}: this library has no random numbers")
 
 
 def _options(is_causal, attn_mask, scale):
@@ -67,6 +71,7 @@ def flash(
     window_size_left=None, window_size_right=None, seqused_k=None, block_table=None, num_splits=None,
     **others,
 ):  # fmt: skip
+    _refuse_dropout(dropout_p)
     options = _windowed(is_causal, scale, window_size_left, window_size_right)
     options |= {"kv_lengths": seqused_k, "return_lse": True} | others  # which have the same names here
     if cum_seq_q is None:  # (B, S, H, D)

@@ -20,10 +20,13 @@ def autocast(*tensors):
     return [x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in tensors]
 
 
+def forward_mode() -> bool:
+    """Whether anything is differentiated forward."""
+    return forward_ad._current_level >= 0
+
+
 def refuse_tangents(**tensors) -> None:
     """Raises where forward-mode differentiation follows one of these: its tangent would be lost."""
-    if forward_ad._current_level < 0:
-        return
     for name, x in tensors.items():
         if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(f"{name} has a tangent: there are gradients in reverse mode only")

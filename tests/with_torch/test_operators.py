@@ -230,3 +230,5 @@ def test_the_operator_of_torch_refuses_dropout_here():
     x = torch.randn(1, 2, 3, 4)
     with adapter.enabled(), pytest.raises(ValueError, match=r"dropout_p is 0\.5"):
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.5)
+    with adapter.enabled(), pytest.raises(ValueError, match=r"dropout_p is 0\.5"):
+        torch.ops.aten._flash_attention_forward(x, x, x, None, None, 2, 2, 0.5, False, False)
