@@ -187,14 +187,14 @@ class FeedForward:
         """x (..., ins) gives (..., outs), of its dtype; `residual`, which has that shape, is added."""
         x = _core.float_array("x", x, 1)
         shape = (*x.shape[:-1], self.outs)
-        residual = residual_or_none(residual, shape)
+        more = residual_or_none(residual, shape)
         threads = _threads.count(self.threads if threads is None else threads)
         count = x.size // max(1, self.ins)
         blocks = -(-count * self.hidden * x.itemsize // CARRIED)
         if blocks <= 1:
-            return self._down(self._up(x, threads=threads), residual=residual, threads=threads)
+            return self._down(self._up(x, threads=threads), residual=more, threads=threads)
         rows, out = x.reshape(count, self.ins), np.empty((count, self.outs), x.dtype)
-        more = None if residual is None else residual.reshape(out.shape)
+        more = None if more is None else more.reshape(out.shape)
         for block in range(blocks):
             part = slice(count * block // blocks, count * (block + 1) // blocks)
             hidden = self._up(rows[part], threads=threads)
