@@ -36,7 +36,7 @@ class Isa(NamedTuple):
     def question(self):
         """What csrc/dispatch.c asks the CPU: for each instruction that the flags allow.  A flag that it does not know
         fails the build."""
-        features = [flag.removeprefix("-m") for flag in self.flags if "=" not in flag]
+        features = [flag.removeprefix("-m").replace("-", "_") for flag in self.flags if "=" not in flag]
         return "&&".join(f"HAS({feature})" for feature in features) or "1"
 
 
@@ -52,6 +52,12 @@ ISAS = {
         "__x86_64__",
         [*AVX512, "-mavx512bf16"],
         "#include <immintrin.h>\n__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }\n",
+        [("4", "0")],
+    ),
+    "amx": Isa(
+        "__x86_64__",
+        [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
+        "#include <immintrin.h>\nvoid f(const void *a) { _tile_loadconfig(a); _tile_dpbf16ps(0, 1, 2); }\n",
         [("4", "0")],
     ),
     "avx2": Isa(

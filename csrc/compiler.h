@@ -5,6 +5,7 @@
  *     INDEPENDENT      for a loop none of whose iterations reads what another one writes, although addresses may be equal
  *     ALWAYS_INLINE    where constant arguments become part of the code
  *     NOINLINE         what is compiled on its own
+ *     ALL_WRITTEN      what was written is in memory, and not still in a register
  *     PREFETCH         asks for a cache line, into all caches (3) or from the second level on (2) */
 #ifndef SDPA_COMPILER_H
 #define SDPA_COMPILER_H
@@ -24,10 +25,12 @@
 #define ALWAYS_INLINE __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))
 #define PREFETCH(at, level) __builtin_prefetch(at, 0, level)
+#define ALL_WRITTEN() __asm__ volatile("" ::: "memory")
 #else
 #define ALWAYS_INLINE
 #define NOINLINE
 #define PREFETCH(at, level) (void)(at)
+#define ALL_WRITTEN()
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)

@@ -1,6 +1,7 @@
 /* The kernels of this build, best first, and whether this CPU can run them.  SDPA_HAVE_<isa> comes from setup.py, which
  * leaves a row out where the compiler lacks its flags or the target is another architecture.  Its value asks the CPU for
  * each of those flags: HAS(avx2) && HAS(fma) && ... */
+#define _DEFAULT_SOURCE /* syscall */
 #include "sdpa.h"
 
 #include <string.h>
@@ -21,6 +22,9 @@ DECLARE(avx512)
 #ifdef SDPA_HAVE_avx512_bf16
 extern const sdpa_kernel sdpa_kernel_avx512_bf16_4_0;
 #endif
+#ifdef SDPA_HAVE_amx
+extern const sdpa_kernel sdpa_kernel_amx_4_0;
+#endif
 #ifdef SDPA_HAVE_avx2
 DECLARE(avx2)
 #endif
@@ -29,10 +33,21 @@ DECLARE(neon)
 #endif
 DECLARE(baseline)
 
+/* Memory limits few rows, not arithmetic: they are widened here too. */
+#define FOR_PAIRS(isa)                                                                                                 \
+    {                                                                                                                  \
+        #isa,                                                                                                          \
+        {                                                                                                              \
+            PAIR(avx512, 4), PAIR(avx512, 8), { &sdpa_kernel_##isa##_4_0, &sdpa_kernel_avx512_4_1 }                    \
+        }                                                                                                              \
+    }
+
 const sdpa_isa sdpa_isas[] = {
+#ifdef SDPA_HAVE_amx
+    FOR_PAIRS(amx),
+#endif
 #ifdef SDPA_HAVE_avx512_bf16
-    /* Memory limits few rows, not arithmetic: they are widened here too. */
-    {"avx512_bf16", {PAIR(avx512, 4), PAIR(avx512, 8), {&sdpa_kernel_avx512_bf16_4_0, &sdpa_kernel_avx512_4_1}}},
+    FOR_PAIRS(avx512_bf16),
 #endif
 #ifdef SDPA_HAVE_avx512
     LIST(avx512),
@@ -49,6 +64,10 @@ const sdpa_isa sdpa_isas[] = {
 
 #if defined(SDPA_HAVE_avx512) || defined(SDPA_HAVE_avx2)
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /* __builtin_cpu_supports also asks whether the operating system saves the wide registers.  Not all compilers let it ask
  * for F16C, whose registers are those of AVX2. */
@@ -57,12 +76,29 @@ static int converts_float16(void)
     unsigned eax, ebx, ecx, edx;
     return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
 }
+
+#ifdef SDPA_HAVE_amx
+/* Whether the CPU has AMX for bfloat16, and Linux lets this process use its registers, which it has to be asked for. */
+static int multiplies_tiles(void)
+{
+#ifdef __linux__
+    enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & AMX_BF16) && (edx & AMX_TILE) &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return 0;
+#endif
+}
+#endif
 #define HAS(flag) HAS_##flag
 #define HAS_avx512f __builtin_cpu_supports("avx512f")
 #define HAS_avx512bw __builtin_cpu_supports("avx512bw")
 #define HAS_avx512dq __builtin_cpu_supports("avx512dq")
 #define HAS_avx512vl __builtin_cpu_supports("avx512vl")
 #define HAS_avx512bf16 __builtin_cpu_supports("avx512bf16")
+#define HAS_amx_tile multiplies_tiles()
+#define HAS_amx_bf16 HAS_amx_tile
 #define HAS_avx2 __builtin_cpu_supports("avx2")
 #define HAS_fma __builtin_cpu_supports("fma")
 #define HAS_f16c converts_float16()
@@ -72,6 +108,9 @@ int sdpa_cpu_runs(const char *isa)
 {
 #if defined(SDPA_HAVE_avx512) || defined(SDPA_HAVE_avx2)
     __builtin_cpu_init();
+#endif
+#ifdef SDPA_HAVE_amx
+    if (!strcmp(isa, "amx")) return SDPA_HAVE_amx;
 #endif
 #ifdef SDPA_HAVE_avx512_bf16
     if (!strcmp(isa, "avx512_bf16")) return SDPA_HAVE_avx512_bf16;

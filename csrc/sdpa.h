@@ -220,8 +220,6 @@ typedef struct {
 
 typedef enum { SDPA_IDENTITY, SDPA_RELU, SDPA_GELU, SDPA_GELU_TANH, SDPA_SILU } sdpa_activation;
 
-enum { SDPA_FEW_TILES = 2 }; /* of a projection, for which scratch has sums that were begun */
-
 /* A projection; see linear.h. */
 typedef struct {
     sdpa_array x, out;   /* (rows, ins), (rows, outs) */
@@ -283,6 +281,7 @@ typedef struct sdpa_kernel {
 
     /* Projections: NULL for few rows. */
     int linear_tile; /* rows of x in one */
+    int whole_sum;   /* a row of weights in a panel is filled up to a multiple of so many numbers */
     void (*pack_panel)(const sdpa_array *weight, int64_t outs, int64_t ins, int lane, void *panel);
     void (*linear)(const sdpa_linear *, int64_t row, int rows, int64_t panel, void *scratch, int64_t *copied);
     void (*norm)(const sdpa_norm *, int64_t row, int64_t rows, void *scratch);

@@ -9,13 +9,23 @@
 #include "simd/half.h"
 
 /* Whether a `real` of Q, K and V is a pair of bfloat16 (pairs.h) or a number (singles.h). */
-#if defined(SDPA_ISA_avx512_bf16)
+#if defined(SDPA_ISA_amx) || defined(SDPA_ISA_avx512_bf16)
 #define PAIRS 1
 #else
 #define PAIRS 0
 #endif
 
-#if defined(SDPA_ISA_avx512_bf16)
+/* Whether pairs are multiplied by matrices (tiles.h) or by vectors (product.h). */
+#if defined(SDPA_ISA_amx)
+#define TILES 1
+#else
+#define TILES 0
+#endif
+
+#if defined(SDPA_ISA_amx)
+#define SDPA_ISA amx
+#include "simd/amx.h"
+#elif defined(SDPA_ISA_avx512_bf16)
 #define SDPA_ISA avx512_bf16
 #include "simd/avx512_bf16.h"
 #elif defined(SDPA_ISA_avx512)
@@ -42,6 +52,19 @@ enum { ROWS = VECTORS * VL, TALLEST = TILE > 16 ? TILE : 16 };
 /* Measured with AVX-512 on 2048 x 2048, D = 64: 64 to 128 keys are alike, 192 and 256 take 1.5 % longer, as scores and
  * weights no longer fit into the first-level cache (48 KB) beside the queries. */
 enum { BLOCK_KEYS = 128 };
+
+/* Expands `call(n)` for n = `vectors`, so that the compiler sees a constant and unrolls each number on its own. */
+#define WITH_VECTORS(vectors, call)                                                                                    \
+    do {                                                                                                               \
+        if ((vectors) == 1) call(1);                                                                                   \
+        if ((vectors) == 2) call(2);                                                                                   \
+        if (VECTORS > 2 && (vectors) == 3) call(3);                                                                    \
+        if (VECTORS > 2 && (vectors) == 4) call(4);                                                                    \
+    } while (0)
+
+#if !TILES
+static inline void release_tiles(void) {} /* there are none */
+#endif
 
 /* Whether additive scores are computed, too. */
 #define ADDITIVE (!PAIRS && !SDPA_FEW_ROWS)

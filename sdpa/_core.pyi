@@ -68,6 +68,7 @@ def attention_backward(
     grad_lse: Any,
     options: Mapping[str, Any],
     known: Keywords,
+    unrounded: list[NDArray[Any]] | None = None,
 ) -> Gradients: ...
 def attention_varlen_backward(
     kernel: Kernel,
@@ -82,6 +83,7 @@ def attention_varlen_backward(
     grad_lse: Any,
     options: Mapping[str, Any],
     known: Keywords,
+    unrounded: list[NDArray[Any]] | None = None,
 ) -> Gradients: ...
 
 class Plan(NamedTuple):
@@ -133,11 +135,22 @@ class Call(Options):
 def plan_call(
     kernel: Kernel, query: Any, key: Any, value: Any, options: Mapping[str, Any], known: Keywords
 ) -> Call: ...
+def plan_packed(
+    kernel: Kernel,
+    query: Any,
+    key: Any,
+    value: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    options: Mapping[str, Any],
+    known: Keywords,
+) -> Call: ...
 def additive_call(
     kernel: Kernel, query: Any, key: Any, value: Any, features: int, options: Mapping[str, Any], known: Keywords
 ) -> Call: ...
 def merge(outs: Any, lses: Any, out: Any) -> tuple[NDArray[Any], Any]: ...
-def tensor_memory(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]: ...
+def merge_into(out: NDArray[Any], lse: NDArray[Any], part: Any, part_lse: Any, threads: int | None) -> None: ...
+def tensor_memory(capsule: Any) -> NDArray[Any] | None: ...
 def know_bfloat16(dtype: np.dtype[Any]) -> None: ...
 def quantise(source: NDArray[Any], out: NDArray[np.int8], scales: NDArray[np.float32], group: int) -> bool: ...
 def float_array(name: str, given: Any, fewest_axes: int = 2) -> NDArray[Any]: ...

@@ -73,7 +73,7 @@ class Machine:
         )
 
     def _describe_bfloat16(self, per_cycle):
-        if not self.isa.endswith("_bf16"):
+        if self.isa not in ("amx", "avx512_bf16"):
             return "bfloat16 FMA as float32"
         return self._describe_fma("bfloat16", self.fma_bfloat16, self.fma_bfloat16_one_thread, per_cycle)
 

@@ -1,7 +1,14 @@
 /* What one core of this machine can do: multiply-adds, softmax, memory.  Compiled by probe.py for one
  * instruction set, with LANES floats to a vector; only probe_read_together starts threads, nothing allocates. */
+#define _DEFAULT_SOURCE /* syscall */
 #include <stdint.h>
 #include <string.h>
+#if defined(__AMX_BF16__)
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #if defined(__aarch64__)
 enum { ACCUMULATORS = 24 }; /* up to four units, of 32 registers */
@@ -19,7 +26,13 @@ typedef uint64_t word __attribute__((may_alias));
 
 int probe_supported(void)
 {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+    /* The CPU has it, and Linux, which must be asked, lets this process use the registers. */
+    enum { AMX_BF16 = 1 << 22, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & AMX_BF16) &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#elif defined(__AVX512BF16__)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
 #elif defined(__AVX512F__)
     return __builtin_cpu_supports("avx512f");
@@ -30,14 +43,15 @@ int probe_supported(void)
 #endif
 }
 
-/* `count` dependent additions of one cycle each: their time is the clock. */
+/* `count` dependent additions of one cycle each: their time is the clock.  Of a number that is in a register: some CPUs
+ * add several constants at once. */
 int64_t probe_clock(int64_t count)
 {
-    int64_t sum = 0;
+    int64_t sum = 0, one = 1;
     for (int64_t i = 0; i < count; i += 16) UNROLL for (int j = 0; j < 16; ++j)
         {
-            sum += 1;
-            __asm__ volatile("" : "+r"(sum)); /* keeps the compiler from adding 16 at once */
+            sum += one;
+            __asm__ volatile("" : "+r"(sum), "+r"(one)); /* keeps the compiler from adding 16 at once */
         }
     return sum;
 }
@@ -58,7 +72,37 @@ int64_t probe_clock(int64_t count)
 DEFINE_FMA(probe_fma_float32, vf, float, LANES)
 DEFINE_FMA(probe_fma_float64, vd, double, DOUBLE_LANES)
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+enum { TILE_VECTORS = 16 * 16 }; /* multiply-adds of vectors of pairs that a product of tiles does */
+
+/* The same with products of tiles: four of sums, each with two others of bfloat16. */
+float probe_fma_bfloat16(int64_t count)
+{
+    static const uint8_t shapes[64] = {1,         [16] = 64, [18] = 64, [20] = 64, [22] = 64, [24] = 64,
+                                       [26] = 64, [28] = 64, [30] = 64, [48] = 16, 16,        16,
+                                       16,        16,        16,        16,        16};
+    static const float zeros[256];
+    float sum[256];
+    _tile_loadconfig(shapes);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, zeros, 64);
+    _tile_loadd(5, zeros, 64);
+    _tile_loadd(6, zeros, 64);
+    _tile_loadd(7, zeros, 64);
+    for (int64_t i = 0; i < count; i += 4 * TILE_VECTORS) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sum, 64);
+    _tile_release();
+    return sum[0];
+}
+#elif defined(__AVX512BF16__)
 #include <immintrin.h>
 enum { PAIR_ACCUMULATORS = 16 }; /* the latency of a dot product is longer */
 

@@ -21,6 +21,7 @@ SOURCE = Path(__file__).with_name("probe.c")
 BASELINE = {"baseline": (4, [])}
 ISAS = {
     "x86_64": {
+        "amx": (16, ["-mavx512f", "-mfma", "-mamx-tile", "-mamx-bf16"]),
         "avx512_bf16": (16, ["-mavx512f", "-mavx512bf16", "-mfma"]),
         "avx512": (16, ["-mavx512f", "-mfma"]),
         "avx2": (8, ["-mavx2", "-mfma"]),

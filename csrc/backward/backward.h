@@ -16,11 +16,7 @@
 #define SDPA_BACKWARD_BACKWARD_H
 
 #include "forward/care.h"
-#if PAIRS
-#include "backward/pairs.h"
-#else
-#include "backward/singles.h"
-#endif
+#include "backward/gather.h"
 
 /* s - lse is in the unit of s (see scores.h); a row that saw nothing gets weights 0 from inf. */
 static void load_lse(const sdpa_input *in, const sdpa_backward_task *b)
@@ -155,6 +151,9 @@ static void score_gradients(const sdpa_backward_input *in, sdpa_backward_task *b
         else
             slopes_of_vector(&in->forward, b, v, 0);
     }
+#if TILES
+    fill_up_slopes(b);
+#endif
 }
 
 /* ---- o = o + slope K */
@@ -175,56 +174,10 @@ static void write_query_gradient(const sdpa_backward_input *in, sdpa_backward_ta
     if (!t->scratch.started) memset(t->scratch.o, 0, (size_t)dim * ROWS * sizeof(real));
     for (int v = 0; v < t->rows.vectors; ++v) vf_store((real *)t->scratch.shrink + v * VL, scale);
     store_transposed(&in->grad_query, &t->rows, b->rows.grad_query, t->scratch.o, 0, dim, t->scratch.shrink);
+    release_tiles();
 }
 
 /* ---- key_sums = key_sums + slope^T Q, value_sums = value_sums + s^T grad_out */
-
-/* sums[key][features] += sum over rows of weights[key][row] * rows[row][features].  The sum over the rows of a task is
- * formed on its own: errors grow with the number of tasks, not of rows. */
-static inline ALWAYS_INLINE void gather_tile(const int height, const int vectors, int64_t count, const real *weights,
-                                             const real *rows, ptrdiff_t stride, int first, real *sums,
-                                             ptrdiff_t sums_stride)
-{
-    vf sum[TALLEST][SDPA_MAX_VECTORS];
-    set_to_zero(height, vectors, sum);
-    multiply(height, 0, vectors, sum, count, weights, ROWS, 1, rows, stride);
-    UNROLL_FOR (int i = 0; i < height; ++i)
-        UNROLL_FOR (int v = 0; v < vectors; ++v) {
-            real *at = sums + i * sums_stride + v * VL;
-            vf_store(at, first ? sum[i][v] : vf_add(vf_load(at), sum[i][v]));
-        }
-}
-
-static inline ALWAYS_INLINE void gather_tiles(const int vectors, int64_t keys, int64_t count, const real *weights,
-                                              const real *rows, ptrdiff_t stride, int first, real *sums,
-                                              ptrdiff_t sums_stride)
-{
-#define GATHER_TILE(height, key)                                                                                       \
-    gather_tile(height, vectors, count, weights + (key) * ROWS, rows, stride, first, sums + (key) * sums_stride,       \
-                sums_stride)
-    FOR_TILES(vectors, keys, GATHER_TILE);
-#undef GATHER_TILE
-}
-
-/* For the keys of a segment and the rows that see them; `first`: instead of what the sums hold. */
-static void gather(const sdpa_task *t, sdpa_segment g, const void *weights, const void *rows, int first,
-                   const sdpa_sums *to)
-{
-    const int64_t begin = g.first_vector * VL,
-                  end = g.end_vector * VL < t->rows.count ? g.end_vector * VL : t->rows.count;
-    const ptrdiff_t stride = task_row_stride(to->width), sums_stride = to->stride;
-    const real *from = (const real *)rows + begin / STEP * stride;
-    const real *weight = (const real *)weights + g.begin * ROWS + begin / STEP;
-    real *sums = (real *)to->at + (t->block.first - to->keys.begin + g.begin) * sums_stride;
-    for (int64_t e = 0, vectors; e < to->width; e += vectors * VL) {
-        vectors = (to->width - e + VL - 1) / VL;
-        if (vectors > VECTORS) vectors = VECTORS;
-#define GATHER_TILES(vectors)                                                                                          \
-    gather_tiles(vectors, g.end - g.begin, steps(end - begin), weight, from + e, stride, first, sums + e, sums_stride)
-        WITH_VECTORS(vectors, GATHER_TILES);
-#undef GATHER_TILES
-    }
-}
 
 /* sums[key][features] += weight * x for VL `vectors` of features of one row, whose finite numbers are 0 in x. */
 static inline ALWAYS_INLINE void add_poisoned_features(const int vectors, const sdpa_backward_task *b, int row,

@@ -18,40 +18,24 @@ static operand read_values_across(const sdpa_input *in, sdpa_task *t)
                             t->scratch.value_copy);
 }
 
-/* to[feature] = the pair of two rows, 0 for NaN and inf; `second` NULL is 0.  Returns whether there was any. */
-static int interleave_rows(const char *first, const char *second, const sdpa_array *array, int64_t width, real *to)
-{
-    halves size = halves_zero();
-    for (int64_t i = 0; i < width; i += 2 * VL) {
-        const ptrdiff_t at = i * array->column;
-        const halves low = read_halves(first + at, array->column, width - i);
-        const halves high = second ? read_halves(second + at, array->column, width - i) : halves_zero();
-        size = halves_max_distance(halves_max_distance(size, low, 0), high, 0);
-        halves_interleave(to + i, low, high);
-    }
-    if (!halves_any_from(size, 2 * INFINITE)) return 0;
-    for (int64_t i = 0; i < 2 * width; ++i) {
-        char *slot = (char *)to + 2 * i;
-        if ((read_bits(slot) & 0x7fff) >= INFINITE) write_bits(slot, 0);
-    }
-    return 1;
-}
-
 static inline ptrdiff_t task_row_stride(int64_t width) { return interleaved_width(width); }
+
+/* NaN and inf become 0. */
+static void drop_not_finite(char *halves_at, int64_t count)
+{
+    for (int64_t i = 0; i < count; ++i)
+        if ((read_bits(halves_at + 2 * i) & 0x7fff) >= INFINITE) write_bits(halves_at + 2 * i, 0);
+}
 
 static operand read_keys_along(const sdpa_input *in, const sdpa_backward_task *b)
 {
     const sdpa_task *t = &b->task;
-    const ptrdiff_t stride = interleaved_width(in->dim);
-    const operand pairs = {b->scratch.key_pairs, stride * 4, SDPA_BFLOAT16};
-    if (!must_copy(t, &t->scratch.copied[2])) return pairs;
-    for (int key = 0; key < t->block.count; key += 2) {
-        int end = key + 1;
-        const char *first = key_address(in, t, key, &end),
-                   *second = key + 1 < t->block.count ? first + in->key.row : NULL;
-        interleave_rows(first, second, &in->key, in->dim, (real *)b->scratch.key_pairs + key / 2 * stride);
+    real *copy = b->scratch.key_pairs;
+    if (must_copy(t, &t->scratch.copied[2])) {
+        const seen_numbers seen = copy_rows_by_twos(in, t, &in->key, t->rows.keys_at, in->dim, copy);
+        if (halves_any_from(seen.size, 2 * INFINITE)) drop_not_finite((char *)copy, 2 * copied_pairs(in, in->dim));
     }
-    return pairs;
+    return (operand){(const char *)copy, copied_stride(in, in->dim) * 4, SDPA_BFLOAT16};
 }
 static int needs_care(const sdpa_input *in, const sdpa_task *t)
 {
@@ -67,6 +51,22 @@ static inline double query_factor(const sdpa_input *in)
     return 1;
 }
 
+/* to[feature] = the pair of two rows, 0 for NaN and inf; `second` NULL is 0.  Returns whether there was any. */
+static int interleave_rows(const char *first, const char *second, const sdpa_array *array, int64_t width, real *to)
+{
+    halves size = halves_zero();
+    for (int64_t i = 0; i < width; i += 2 * VL) {
+        const ptrdiff_t at = i * array->column;
+        const halves low = read_halves(first + at, array->column, width - i);
+        const halves high = second ? read_halves(second + at, array->column, width - i) : halves_zero();
+        size = halves_max_distance(halves_max_distance(size, low, 0), high, 0);
+        halves_interleave(to + i, low, high);
+    }
+    if (!halves_any_from(size, 2 * INFINITE)) return 0;
+    drop_not_finite((char *)to, 2 * width);
+    return 1;
+}
+
 static uint64_t copy_task_rows(const sdpa_rows *of, const sdpa_array *array, char *const *row_at, int64_t width,
                                double factor, real *rows)
 {
@@ -76,6 +76,8 @@ static uint64_t copy_task_rows(const sdpa_rows *of, const sdpa_array *array, cha
         const char *second = row + 1 < of->count ? row_at[row + 1] : NULL;
         if (interleave_rows(row_at[row], second, array, width, rows)) odd |= (uint64_t)3 << row;
     }
+    for (int row = (of->count + 1) / 2 * 2; TILES && row % (2 * VL); row += 2, rows += interleaved_width(width))
+        memset(rows, 0, (size_t)interleaved_width(width) * sizeof(real)); /* of a whole step of the sum */
     return odd;
 }
 

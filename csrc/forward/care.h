@@ -69,7 +69,7 @@ static operand part_of_values(const sdpa_input *in, sdpa_task *t, int marks)
     const operand values = copy_values(in, t);
     char *copy = t->scratch.value_copy;
     if (!(t->scratch.odd_values & NOT_FINITE)) return values;
-    for (int64_t i = 0; i < (t->block.count + 1) / 2 * interleaved_width(in->value_dim) * 2; ++i) {
+    for (int64_t i = 0; i < 2 * copied_pairs(in, in->value_dim); ++i) {
         const uint16_t bits = read_bits(copy + 2 * i), odd = (bits & 0x7fff) >= INFINITE ? 0xffff : 0;
         write_bits(copy + 2 * i, marks ? mark_of(bits) & odd : bits & (uint16_t)~odd);
     }
@@ -92,6 +92,9 @@ static void mark_visible(const sdpa_task *t)
             }
             vf_store(visible + (ptrdiff_t)key / 2 * ROWS + v * VL, vf_round_pairs(seen[0], seen[1]));
         }
+#if TILES
+    for (int v = 0; v < t->rows.vectors; ++v) fill_up_pairs(t, v, visible);
+#endif
 }
 #endif
 

@@ -225,6 +225,9 @@ static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, cons
         for (; first < (count); ++first) call(1, first);                                                               \
     } while (0)
 
+/* Three rows are taken for four: two and one would read K and V twice. */
+static inline int taken_rows(const sdpa_task *t) { return t->rows.count + (t->rows.count % 4 == 3); }
+
 /* Those of rows that are not there hold numbers, whatever they are. */
 static void choose_places(const sdpa_input *in, sdpa_task *t)
 {
@@ -238,6 +241,8 @@ static void load_queries(const sdpa_input *in, sdpa_task *t)
 {
     for (int row = 0; row < t->rows.count; ++row)
         read_row(t->rows.query[row], &in->query, in->dim, (real *)t->scratch.q + row * whole_vectors(in->dim));
+    for (int row = t->rows.count; row < taken_rows(t); ++row)
+        memset((real *)t->scratch.q + row * whole_vectors(in->dim), 0, (size_t)whole_vectors(in->dim) * sizeof(real));
     choose_places(in, t);
 }
 
@@ -252,7 +257,7 @@ static inline ALWAYS_INLINE void score_keys(const int dtype, const int far, cons
         real *s = scores_at(t, key, 0);
 #define DOT_TILES(rows, first)                                                                                         \
     dot_tiles(rows, dtype, far, how_wide, end - key, dim, run, q + (first) * dim, s + (first), t->scratch.places)
-        FOR_ROWS(t->rows.count, DOT_TILES);
+        FOR_ROWS(taken_rows(t), DOT_TILES);
 #undef DOT_TILES
     }
 }
@@ -396,6 +401,11 @@ static inline ALWAYS_INLINE void output_tiles(const int rows, const int dtype, c
     int64_t e = 0;
     for (; e + width * VL <= end; e += width * VL)
         output_tile(rows, width, dtype, far, keys, run, e, s, places, sums, end);
+    /* One or two rows of one vector would wait for each addition. */
+    for (; width > 4 && e + 4 * VL <= end; e += 4 * VL)
+        output_tile(rows, 4, dtype, far, keys, run, e, s, places, sums, end);
+    for (; width > 4 && e + 2 * VL <= end; e += 2 * VL)
+        output_tile(rows, 2, dtype, far, keys, run, e, s, places, sums, end);
     for (; e < end; e += VL) output_tile(rows, 1, dtype, far, keys, run, e, s, places, sums, end);
 }
 
@@ -410,7 +420,7 @@ static inline ALWAYS_INLINE void output_rows(const int dtype, const int far, con
         const real *s = weights + score_index(t, key, 0);
 #define OUTPUT_TILES(rows, first)                                                                                      \
     output_tiles(rows, dtype, far, end - key, run, width, s + (first), t->scratch.places, sums + (first) * width)
-        FOR_ROWS(t->rows.count, OUTPUT_TILES);
+        FOR_ROWS(taken_rows(t), OUTPUT_TILES);
 #undef OUTPUT_TILES
     }
 }
@@ -421,7 +431,7 @@ static void output_block(const sdpa_input *in, const sdpa_task *t, operand value
 {
     const int64_t width = whole_vectors(in->value_dim);
     real *sums = shrink ? t->scratch.block_o : o;
-    memset(sums, 0, (size_t)(t->rows.count * width) * sizeof(real));
+    memset(sums, 0, (size_t)(taken_rows(t) * width) * sizeof(real));
     const source from = source_of_values(in, t, values);
 #define OUTPUT_ROWS(dtype, far) output_rows(dtype, far, in, t, &from, s, sums)
     WITH_DTYPE(values.dtype, how_far(t, &from), OUTPUT_ROWS);

@@ -55,6 +55,7 @@ static void write_out(const sdpa_input *in, sdpa_task *t)
     start(in, t);
     if (t->scratch.lifted) limit_output(in, t);
     store_output(in, t);
+    release_tiles();
 }
 
 /* The probabilities of the block, once max and the sums over all keys are known: exp(s - max) * shrink. */
@@ -75,6 +76,7 @@ static void write_weights(const sdpa_input *in, sdpa_task *t)
         }
     }
     store_transposed(&in->weights, &t->rows, t->rows.out, t->scratch.s, t->block.first, t->block.count, NULL);
+    release_tiles();
 }
 
 #endif

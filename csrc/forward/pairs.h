@@ -6,6 +6,9 @@
  *     s[keys/2][rows]  pairs of weights,        V       rows interleaved by twos, once per block:
  *                      rounded to bfloat16              value_copy[keys/2][E]
  *
+ * Where matrices are multiplied (tiles.h), rows of K that do not fill a tile are copied, and the copy of V is transposed:
+ * value_copy[E][keys/2].
+ *
  * The CPU takes denormals for 0.  What that could falsify is rare, and found here; multiples of these numbers, by a
  * power of 2, then go through the same product on their own:
  *   - denormals in rows of Q, and in K where such a row holds a large number (`odd_rows`, scores.h);
@@ -87,13 +90,13 @@ static int enlarge_denormals(const char *from, char *to, int64_t count)
 /* Behind the queries, which take no more than half of their room. */
 static real *denormal_queries(const sdpa_input *in, const sdpa_task *t)
 {
-    return (real *)t->scratch.q + (in->dim + 1) / 2 * ROWS;
+    return (real *)t->scratch.q + whole_vectors(steps(in->dim)) * ROWS;
 }
 
 /* Moves them there: where they are left, some CPUs take three times as long for a product. */
 static void part_denormal_queries(const sdpa_input *in, const sdpa_task *t)
 {
-    const int64_t count = steps(in->dim) * ROWS * 2;
+    const int64_t count = (TILES ? whole_vectors(steps(in->dim)) : steps(in->dim)) * ROWS * 2;
     char *q = t->scratch.q;
     if (!enlarge_denormals(q, (char *)denormal_queries(in, t), count)) return;
     for (int64_t i = 0; i < count; ++i) {
@@ -114,10 +117,15 @@ static void find_odd_rows(const sdpa_input *in, sdpa_task *t, extremes found)
 
 /* ---- K */
 
+/* Filled up to whole vectors. */
 static void copy_pair_row(const char *at, const sdpa_array *array, int64_t width, char *copy)
 {
-    for (int64_t d = 0; d < width; ++d) write_bits(copy + 2 * d, read_bits(at + d * array->column));
-    if (width % 2) write_bits(copy + 2 * width, 0);
+    const int64_t bytes = whole_vectors(steps(width)) * 4;
+    if (array->column == 2)
+        memcpy(copy, at, (size_t)(2 * width));
+    else
+        for (int64_t d = 0; d < width; ++d) write_bits(copy + 2 * d, read_bits(at + d * array->column));
+    memset(copy + 2 * width, 0, (size_t)(bytes - 2 * width));
 }
 static int pairs_in_place(const sdpa_array *array, const char *at, int64_t width)
 {
@@ -139,7 +147,9 @@ static operand read_rows_across(const sdpa_input *in, const sdpa_task *t, const 
 {
     int end = t->block.count;
     const char *at = row_address(in, array, rows_at, t, 0, &end);
-    if (end == t->block.count && pairs_in_place(array, at, width)) return (operand){at, array->row, SDPA_BFLOAT16};
+    const int whole = !TILES || (width % (2 * VL) == 0 && t->block.count % VL == 0);
+    if (whole && end == t->block.count && pairs_in_place(array, at, width))
+        return (operand){at, array->row, SDPA_BFLOAT16};
     if (must_copy(t, copied)) copy_pairs(in, t, array, rows_at, width, copy);
     return (operand){copy, whole_vectors(steps(width)) * 4, SDPA_BFLOAT16};
 }
@@ -151,7 +161,7 @@ static operand read_keys(const sdpa_input *in, const sdpa_task *t)
 /* So many keys have room in a copy. */
 static inline int64_t copied_keys(const sdpa_input *in)
 {
-    return BLOCK_KEYS < in->kv_len ? BLOCK_KEYS : in->kv_len + 1;
+    return BLOCK_KEYS < in->kv_len ? BLOCK_KEYS : (in->kv_len + 2 * VL - 1) / (2 * VL) * (2 * VL);
 }
 
 /* Behind the copies of keys, which take no more than half of their room; nowhere where there are none. */
@@ -161,17 +171,20 @@ static operand denormal_keys(const sdpa_input *in, const sdpa_task *t, operand k
     char *copy = (char *)t->scratch.key_copy + copied_keys(in) * stride;
     int any = 0;
     for (int key = 0; key < t->block.count; ++key)
-        any |= enlarge_denormals(keys.at + key * keys.stride, copy + key * stride, 2 * steps(in->dim));
+        any |= enlarge_denormals(keys.at + key * keys.stride, copy + key * stride,
+                                 TILES ? stride / 2 : 2 * steps(in->dim));
     return (operand){any ? copy : NULL, stride, SDPA_BFLOAT16};
 }
 
 /* ---- rows and weights of linear.h.  Where they hold denormals these count as 0. */
 
+/* Tiles are always read from a copy: of whole tiles, and of rows an odd number of cache lines apart, so that those of a
+ * tile do not share sets of the first-level cache. */
 static operand read_linear(const sdpa_linear *l, int64_t row, int rows, real *copy, int copied)
 {
     const char *at = l->x.data + row * l->x.row;
-    if (pairs_in_place(&l->x, at, l->ins)) return (operand){at, l->x.row, SDPA_BFLOAT16};
-    const int64_t size = whole_vectors(steps(l->ins));
+    if (!TILES && pairs_in_place(&l->x, at, l->ins)) return (operand){at, l->x.row, SDPA_BFLOAT16};
+    const int64_t size = TILES ? whole_vectors(steps(l->ins)) | VL : whole_vectors(steps(l->ins));
     for (int i = 0; i < rows && !copied; ++i)
         copy_pair_row(at + i * l->x.row, &l->x, l->ins, (char *)(copy + i * size));
     return (operand){(const char *)copy, size * 4, SDPA_BFLOAT16};
@@ -184,16 +197,8 @@ static inline void pack_one(const char *at, int dtype, real *to, int64_t half)
 
 /* ---- V */
 
-/* The copy is written 2 VL pairs at a time. */
-static inline int64_t interleaved_width(int64_t value_dim) { return (value_dim + 2 * VL - 1) / (2 * VL) * (2 * VL); }
-
-/* Where the copy keeps one value. */
-static inline char *value_slot(const sdpa_input *in, const sdpa_task *t, int key, int64_t feature)
-{
-    return (char *)((real *)t->scratch.value_copy + key / 2 * interleaved_width(in->value_dim) + feature) + key % 2 * 2;
-}
-
-static inline int is_small_value(uint16_t bits) { return (bits & 0x7fff) && (bits & 0x7fff) < SMALL_VALUE; }
+/* Rows that are interleaved are written 2 VL pairs at a time. */
+static inline int64_t interleaved_width(int64_t width) { return (width + 2 * VL - 1) / (2 * VL) * (2 * VL); }
 
 /* 32 values side by side; 0 past `count`. */
 static inline halves read_halves(const char *at, ptrdiff_t column, int64_t count)
@@ -204,38 +209,107 @@ static inline halves read_halves(const char *at, ptrdiff_t column, int64_t count
     return halves_load((const char *)part);
 }
 
-static int interleave_values(const sdpa_input *in, const sdpa_task *t)
+/* What is unusual about rows that were copied. */
+typedef struct {
+    halves distance, size; /* of the smallest number that is not 0, and of the largest */
+} seen_numbers;
+
+static inline ALWAYS_INLINE void look_at(seen_numbers *seen, halves x)
 {
-    const sdpa_array *value = &in->value;
-    real *copy = t->scratch.value_copy;
-    halves distance = halves_zero(), size = halves_zero();
-    for (int key = 0; key < t->block.count; key += 2, copy += interleaved_width(in->value_dim)) {
+    seen->distance = halves_max_distance(seen->distance, x, SMALL_VALUE);
+    seen->size = halves_max_distance(seen->size, x, 0);
+}
+
+#if TILES
+/* copy[feature][keys/2], for rows of `width` features of the block; 0 for keys behind it. */
+static inline ptrdiff_t copied_stride(const sdpa_input *in, int64_t width)
+{
+    (void)width;
+    return copied_keys(in) / 2;
+}
+static inline int64_t copied_pairs(const sdpa_input *in, int64_t width)
+{
+    return interleaved_width(width) * (copied_keys(in) / 2);
+}
+
+/* 2 VL features of 2 VL rows. */
+static inline ALWAYS_INLINE void transpose_pairs(char *const *row_at, ptrdiff_t offset, ptrdiff_t column, int64_t left,
+                                                 real *to, ptrdiff_t stride, seen_numbers *seen)
+{
+    vf first[VL], second[VL];
+    UNROLL_FOR (int i = 0; i < VL; ++i) {
+        real both[2 * VL];
+        const halves low = row_at[2 * i] ? read_halves(row_at[2 * i] + offset, column, left) : halves_zero();
+        const halves high = row_at[2 * i + 1] ? read_halves(row_at[2 * i + 1] + offset, column, left) : halves_zero();
+        look_at(seen, low);
+        look_at(seen, high);
+        halves_interleave(both, low, high);
+        first[i] = vf_load(both), second[i] = vf_load(both + VL);
+    }
+    vf_transpose(first);
+    vf_transpose(second);
+    UNROLL_FOR (int i = 0; i < VL; ++i) vf_store(to + i * stride, first[i]);
+    UNROLL_FOR (int i = 0; i < VL; ++i) vf_store(to + (VL + i) * stride, second[i]);
+}
+
+static seen_numbers copy_rows_by_twos(const sdpa_input *in, const sdpa_task *t, const sdpa_array *array,
+                                      const char *rows_at, int64_t width, real *copy)
+{
+    seen_numbers seen = {halves_zero(), halves_zero()};
+    const ptrdiff_t stride = copied_stride(in, width);
+    for (int key = 0; key < t->block.count; key += 2 * VL) {
+        char *row_at[2 * VL] = {0};
+        for (int i = 0, end; i < 2 * VL && key + i < t->block.count; ++i)
+            end = key + i + 1, row_at[i] = (char *)row_address(in, array, rows_at, t, key + i, &end);
+        for (int64_t e = 0; e < width; e += 2 * VL)
+            transpose_pairs(row_at, e * array->column, array->column, width - e, copy + e * stride + key / 2, stride,
+                            &seen);
+    }
+    return seen;
+}
+#else
+/* copy[keys/2][features], for rows of `width` features of the block; 0 for a key behind it. */
+static inline ptrdiff_t copied_stride(const sdpa_input *in, int64_t width)
+{
+    (void)in;
+    return interleaved_width(width);
+}
+static inline int64_t copied_pairs(const sdpa_input *in, int64_t width)
+{
+    return copied_keys(in) / 2 * interleaved_width(width);
+}
+
+static seen_numbers copy_rows_by_twos(const sdpa_input *in, const sdpa_task *t, const sdpa_array *array,
+                                      const char *rows_at, int64_t width, real *copy)
+{
+    seen_numbers seen = {halves_zero(), halves_zero()};
+    for (int key = 0; key < t->block.count; key += 2, copy += interleaved_width(width)) {
         int end = key + 2 < t->block.count ? key + 2 : t->block.count, alone = end; /* pages are not asked for more */
-        const char *first = value_address(in, t, key, &end), *second = first + value->row;
-        if (end < key + 2 && key + 1 < t->block.count) second = value_address(in, t, key + 1, &alone);
-        for (int64_t e = 0; e < in->value_dim; e += 2 * VL) {
-            const ptrdiff_t at = e * value->column;
-            const int64_t left = in->value_dim - e;
-            const halves low = read_halves(first + at, value->column, left);
+        const char *first = row_address(in, array, rows_at, t, key, &end), *second = first + array->row;
+        if (end < key + 2 && key + 1 < t->block.count) second = row_address(in, array, rows_at, t, key + 1, &alone);
+        for (int64_t e = 0; e < width; e += 2 * VL) {
+            const ptrdiff_t at = e * array->column;
+            const halves low = read_halves(first + at, array->column, width - e);
             const halves high =
-                key + 1 < t->block.count ? read_halves(second + at, value->column, left) : halves_zero();
-            distance = halves_max_distance(distance, low, SMALL_VALUE);
-            distance = halves_max_distance(distance, high, SMALL_VALUE);
-            size = halves_max_distance(halves_max_distance(size, low, 0), high, 0);
+                key + 1 < t->block.count ? read_halves(second + at, array->column, width - e) : halves_zero();
+            look_at(&seen, low);
+            look_at(&seen, high);
             halves_interleave(copy + e, low, high);
         }
     }
-    const uint16_t below = (uint16_t)(2 - 2 * SMALL_VALUE); /* 0 itself is 2 below that */
-    return (halves_any_from(distance, below) ? SMALL : 0) | (halves_any_from(size, 2 * INFINITE) ? NOT_FINITE : 0);
+    return seen;
 }
+#endif
 
 /* Behind the copy, which takes no more than half of its room: its small values times a power of 2 that makes normal
  * numbers of them, also of their products with weights; 0 for all others. */
 static operand small_values(const sdpa_input *in, const sdpa_task *t)
 {
-    const int64_t stride = interleaved_width(in->value_dim) * 4;
-    return (operand){(const char *)t->scratch.value_copy + copied_keys(in) / 2 * stride, stride, SDPA_BFLOAT16};
+    return (operand){(const char *)((real *)t->scratch.value_copy + copied_pairs(in, in->value_dim)),
+                     copied_stride(in, in->value_dim) * 4, SDPA_BFLOAT16};
 }
+
+static inline int is_small_value(uint16_t bits) { return (bits & 0x7fff) && (bits & 0x7fff) < SMALL_VALUE; }
 
 /* `bits` times 2**SMALL_VALUE_EXPONENT, for a number below SMALL_VALUE. */
 static inline uint16_t enlarged(uint16_t bits)
@@ -251,7 +325,7 @@ static inline uint16_t enlarged(uint16_t bits)
 static void part_small_values(const sdpa_input *in, const sdpa_task *t)
 {
     char *copy = t->scratch.value_copy, *small = (char *)small_values(in, t).at;
-    for (int64_t i = 0; i < (t->block.count + 1) / 2 * interleaved_width(in->value_dim) * 2; ++i) {
+    for (int64_t i = 0; i < 2 * copied_pairs(in, in->value_dim); ++i) {
         const uint16_t bits = read_bits(copy + 2 * i), is_small = is_small_value(bits) ? 0xffff : 0;
         write_bits(small + 2 * i, enlarged(bits) & is_small);
         write_bits(copy + 2 * i, bits & (uint16_t)~is_small);
@@ -268,11 +342,15 @@ static operand copy_values(const sdpa_input *in, sdpa_task *t)
 {
     sdpa_copied *copied = &t->scratch.copied[1];
     if (must_copy(t, copied)) {
-        copied->odd = interleave_values(in, t);
+        const seen_numbers seen =
+            copy_rows_by_twos(in, t, &in->value, t->rows.values_at, in->value_dim, t->scratch.value_copy);
+        const uint16_t below = (uint16_t)(2 - 2 * SMALL_VALUE); /* 0 itself is 2 below that */
+        copied->odd = (halves_any_from(seen.distance, below) ? SMALL : 0) |
+                      (halves_any_from(seen.size, 2 * INFINITE) ? NOT_FINITE : 0);
         if (copied->odd & SMALL) part_small_values(in, t);
     }
     t->scratch.odd_values = copied->odd;
-    return (operand){t->scratch.value_copy, interleaved_width(in->value_dim) * 4, SDPA_BFLOAT16};
+    return (operand){t->scratch.value_copy, copied_stride(in, in->value_dim) * 4, SDPA_BFLOAT16};
 }
 static operand read_values(const sdpa_input *in, sdpa_task *t) { return copy_values(in, t); }
 

@@ -203,9 +203,12 @@ static void score_segment(const sdpa_input *in, const sdpa_task *t, sdpa_segment
 #if PAIRS
     if (t->scratch.odd_rows) score_odd_rows(in, t, g, keys, before);
 #endif
-    for (int v = g.first_vector; changes && v < g.end_vector; ++v) {
+    for (int v = g.first_vector; (changes || TILES) && v < g.end_vector; ++v) {
         const int whole = t->block.cut && t->block.whole[v].begin <= g.begin && g.end <= t->block.whole[v].end;
         const int left = whole ? changes & ~CUT : changes;
+#if TILES
+        if (!left) raise_high(g, v, t->scratch.s, high);
+#endif
         if (!left) continue;
         vf_store(high + v * VL, vf_load(before + v * VL));
         shape(in, t, t->scratch.s, v, g.begin, g.end, left);

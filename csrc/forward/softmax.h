@@ -76,6 +76,9 @@ static void softmax_block(const sdpa_input *in, sdpa_task *t)
         const vf shrink = vf_exp(vf_sub(old_max, from), factors, floor);
         vf kept = vf_set1(0);
         const vf sum = exponentiate_scores(t, v, from, factors, floor, &kept);
+#if TILES
+        fill_up_pairs(t, v, t->scratch.s);
+#endif
         vf_store(max_at, new_max);
         vf_store(sum_at, vf_fma(vf_load(sum_at), shrink, sum));
         if (PAIRS) vf_store(kept_at, vf_fma(vf_load(kept_at), shrink, kept));

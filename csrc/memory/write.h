@@ -19,7 +19,11 @@ static inline ALWAYS_INLINE void write_adjacent(char *at, int dtype, vf x)
 {
 #if SDPA_REAL_BYTES == 4
     if (dtype == SDPA_FLOAT16) vf_to_float16(at, x);
+#if PAIRS
+    if (dtype == SDPA_BFLOAT16) vf_store_bfloat16(at, x);
+#else
     if (dtype == SDPA_BFLOAT16) vf_to_bfloat16(at, x);
+#endif
 #endif
     if (dtype == REAL_DTYPE) vf_store((real *)at, x);
 }

@@ -24,10 +24,10 @@ static int64_t room_for(int64_t width, const sdpa_kernel *kernel)
     return (width + whole - 1) / whole * whole;
 }
 
-/* Keys of a block; where there are fewer, those, and one. */
+/* Keys of a block; where there are fewer, those and one, or of pairs those of whole copies (pairs.h). */
 static int64_t most_keys(const sdpa_input *in, const sdpa_kernel *kernel)
 {
-    return min64(kernel->block_keys, in->kv_len + 1);
+    return min64(kernel->block_keys, kernel->step == 2 ? room_for(in->kv_len, kernel) : in->kv_len + 1);
 }
 
 /* What the tasks of a bundle share: they come one after the other in each block. */

@@ -38,6 +38,22 @@ static inline int vf_any_denormal(vf a, vf b)
     return _mm512_fpclass_ps_mask(a, DENORMAL) | _mm512_fpclass_ps_mask(b, DENORMAL);
 }
 
+/* Denormals, and 0 for all other numbers. */
+static inline vf vf_denormals(vf a)
+{
+    enum { DENORMAL = 0x20 };
+    return _mm512_maskz_mov_ps(_mm512_fpclass_ps_mask(a, DENORMAL), a);
+}
+
+/* The same bits as vf_to_bfloat16, sooner: the instruction takes denormals for 0, but they are rare. */
+static inline void vf_store_bfloat16(char *p, vf a)
+{
+    if (vf_any_denormal(a, a))
+        vf_to_bfloat16(p, a);
+    else
+        halves_store_half(p, a);
+}
+
 typedef __m512i halves; /* 32 numbers */
 
 static inline halves halves_load(const char *p) { return _mm512_loadu_si512(p); }

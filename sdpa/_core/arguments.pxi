@@ -43,15 +43,15 @@ def float_array(str name, given, int fewest_axes=2):
     return floats(name, given, fewest_axes)
 
 
-cdef object as_given(cnp.ndarray grad, cnp.ndarray given):
-    """The gradient of `given`, from that of what it was broadcast to."""
+cdef object as_given(cnp.ndarray grad, cnp.ndarray given, bint unrounded):
+    """The gradient of `given`, from that of what it was broadcast to, in its dtype unless `unrounded`."""
     cdef int axis
-    if cnp.PyArray_TYPE(grad) != cnp.PyArray_TYPE(given) or cnp.PyArray_NDIM(grad) != cnp.PyArray_NDIM(given):
-        return gradients.summed(grad, given)
-    for axis in range(cnp.PyArray_NDIM(given)):
-        if cnp.PyArray_DIM(grad, axis) != cnp.PyArray_DIM(given, axis):
-            return gradients.summed(grad, given)
-    return grad
+    cdef bint alike = unrounded or cnp.PyArray_TYPE(grad) == cnp.PyArray_TYPE(given)
+    alike = alike and cnp.PyArray_NDIM(grad) == cnp.PyArray_NDIM(given)
+    if alike:
+        for axis in range(cnp.PyArray_NDIM(given)):
+            alike = alike and cnp.PyArray_DIM(grad, axis) == cnp.PyArray_DIM(given, axis)
+    return grad if alike else gradients.summed(grad, given, grad.dtype if unrounded else given.dtype)
 
 
 cdef cnp.ndarray packed_rows(str name, given):

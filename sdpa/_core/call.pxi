@@ -152,12 +152,18 @@ cdef class Call(Options):
         self.place(array, self.p.heads, self.rows, columns, to, self.rows_first)
         return array
 
-    cdef cnp.ndarray new_gradient(self, cnp.ndarray given, cnp.npy_intp heads, cnp.npy_intp rows, sdpa_array *to):
+    cdef cnp.ndarray new_gradient(
+        self, int number, cnp.ndarray given, cnp.npy_intp heads, cnp.npy_intp rows, sdpa_array *to
+    ):
         """An array for the gradient of `given`: like that; or, where it was broadcast and sums follow, of the whole
-        shape and in the dtype of sums."""
+        shape and in the dtype of sums.  `unrounded` are arrays in that dtype, in place of the first."""
         cdef cnp.ndarray grad
         cdef cnp.npy_intp columns = size_at(given, 1)
-        if self.sequences:
+        if (self.sequences or self.has_all_batches(given)) and self.unrounded is not None:
+            grad = self.unrounded[number]
+            if self.sequences:
+                grad.fill(0)
+        elif self.sequences:
             grad = PyArray_NewLikeArray(given, cnp.NPY_KEEPORDER, NULL, 0)
             memset(cnp.PyArray_DATA(grad), 0, cnp.PyArray_NBYTES(grad))  # not all rows need be met by another
         elif self.has_all_batches(given):
@@ -181,6 +187,7 @@ cdef class Call(Options):
         cdef sdpa_backward_input backward
         cdef cnp.ndarray bias = None, grad_bias = None, delta = None
         cdef int wide = sum_type(self.query), type_num = cnp.PyArray_TYPE(self.query)
+        cdef bint exact = self.unrounded is not None
         memset(&backward, 0, sizeof(sdpa_backward_input))
         grad_out = self.given_result("grad_out", grad_out, p.value_dim, type_num, &backward.grad_out)
         out = self.given_result("out", out, p.value_dim, type_num, &p.out)
@@ -188,9 +195,9 @@ cdef class Call(Options):
         if grad_lse is not None:
             grad_lse = self.given_result("grad_lse", grad_lse, -1, wide, &backward.grad_lse)
         grads = (
-            self.new_gradient(self.query, p.heads, self.rows, &backward.grad_query),
-            self.new_gradient(self.key, p.kv_heads, self.key_rows(), &backward.grad_key),
-            self.new_gradient(self.value, p.kv_heads, self.key_rows(), &backward.grad_value),
+            self.new_gradient(0, self.query, p.heads, self.rows, &backward.grad_query),
+            self.new_gradient(1, self.key, p.kv_heads, self.key_rows(), &backward.grad_key),
+            self.new_gradient(2, self.value, p.kv_heads, self.key_rows(), &backward.grad_value),
         )
         if self.bias is not None:
             bias = self.bias
@@ -209,8 +216,8 @@ cdef class Call(Options):
             if delta is not None and grad_lse is not None:
                 np.negative(grad_lse, out=delta)
         return gradients.Gradients(
-            *[as_given(grad, given) for grad, given in zip(grads, (self.query, self.key, self.value))],
-            None if bias is None else as_given(grad_bias, bias),
+            *[as_given(grad, given, exact) for grad, given in zip(grads, (self.query, self.key, self.value))],
+            None if bias is None else as_given(grad_bias, bias, exact),
             None if delta is None else gradients.of_sinks(
                 self.options["sinks"], self.sinks, out, lse, delta, grad_lse, self.q_starts()),
         )

@@ -10,7 +10,7 @@ cdef extern from "threads.h" nogil:
 
 cdef extern from "sdpa.h" nogil:
     int SDPA_BOOL, SDPA_INT8, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64
-    enum: SDPA_MAX_BUNDLE, SDPA_PURPOSES, SDPA_COPIES, SDPA_NORM_TOGETHER, SDPA_FEW_TILES
+    enum: SDPA_MAX_BUNDLE, SDPA_PURPOSES, SDPA_COPIES, SDPA_NORM_TOGETHER
     int SDPA_FOR_FLOAT, SDPA_FOR_DOUBLE, SDPA_FOR_BFLOAT16
 
     ctypedef struct sdpa_array:
@@ -130,6 +130,7 @@ cdef extern from "sdpa.h" nogil:
         int (*needs_care)(const sdpa_input *, const sdpa_task *) noexcept nogil
         sdpa_backward_stage write_query_gradient, write_key_gradients
         int linear_tile
+        int whole_sum
         void (*pack_panel)(const sdpa_array *, int64_t outs, int64_t ins, int lane, void *panel) noexcept nogil
         void (*linear)(
             const sdpa_linear *, int64_t row, int rows, int64_t panel, void *scratch, int64_t *copied) noexcept nogil

@@ -75,6 +75,19 @@ def plan_call(Kernel kernel not None, query, key, value, dict options not None, 
     """A Call that has a plan; its results are not asked for."""
     cdef Call call = open_call(kernel, options, known)
     call.take_arrays(query, key, value)
+    return planned(call)
+
+
+def plan_packed(
+    Kernel kernel not None, query, key, value, cu_seqlens_q, cu_seqlens_k, dict options not None, known
+):
+    """The same for packed sequences."""
+    cdef Call call = open_call(kernel, options, known)
+    call.take_packed(query, key, value, cu_seqlens_q, cu_seqlens_k)
+    return planned(call)
+
+
+cdef Call planned(Call call):
     call.take_options()
     call.flag("return_lse")
     call.option("out")
@@ -94,10 +107,13 @@ def additive_call(Kernel kernel not None, query, key, value, int64_t features, d
 
 
 def attention_backward(
-    Kernel kernel not None, grad_out, query, key, value, out, lse, grad_lse, dict options not None, known
+    Kernel kernel not None, grad_out, query, key, value, out, lse, grad_lse, dict options not None, known,
+    list unrounded=None,
 ):
+    """`unrounded`: arrays for the gradients of query, key and value, in the dtype of sums, to be summed further.  They
+    are filled and returned; only the gradient of an input that was broadcast is another array, in that dtype, too."""
     cdef Call call = open_call(kernel, options, known)
-    call.for_gradients = True
+    call.for_gradients, call.unrounded = True, unrounded
     call.take_arrays(query, key, value)
     call.take_options()
     call.choose_threads()
@@ -107,9 +123,10 @@ def attention_backward(
 
 def attention_varlen_backward(
     Kernel kernel not None, grad_out, query, key, value, out, lse, cu_seqlens_q, cu_seqlens_k, grad_lse,
-    dict options not None, known,
+    dict options not None, known, list unrounded=None,
 ):
     cdef Call call = open_call(kernel, options, known)
+    call.unrounded = unrounded
     call.take_packed(query, key, value, cu_seqlens_q, cu_seqlens_k)
     call.take_options()
     call.choose_threads()

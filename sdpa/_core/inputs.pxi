@@ -40,6 +40,7 @@ cdef class Inputs:
     cdef const int64_t *counts  # keys of each sequence
     cdef cnp.ndarray bias
     cdef bint for_gradients
+    cdef list unrounded  # arrays of the dtype of sums for the gradients, which are summed further; or None
     cdef bint cached  # the batches' lengths are those of a cache
     cdef object own_lengths, own_offset  # or None
     cdef double products_of_score  # that a score is worth

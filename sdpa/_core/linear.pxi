@@ -6,8 +6,10 @@ from libc.string cimport memcpy
 import numpy as np
 
 # Tiles of rows that are done together: a panel is read from far once for so many, which costs nothing then.  22 are
-# the 128 rows that calls often have; 20 to 32 take as long.
-cdef int64_t LINEAR_TILES = 22
+# the 128 rows that calls often have; 20 to 32 take as long.  Rows of more bytes than LINEAR_ROWS leave the second-level
+# cache before the next panel; fewer tiles than LINEAR_FEWEST would wait for panels.
+cdef int64_t LINEAR_TILES = 22, LINEAR_FEWEST = 4
+cdef int64_t LINEAR_ROWS = 3 << 18
 # Below this many multiply-adds, with those of LINEAR_READING rows for reading the weights, one thread does the work.
 cdef double LINEAR_SMALL = 1 << 20, LINEAR_READING = 8
 
@@ -59,7 +61,7 @@ cdef class Panels:
         self.table = linear_kernel(kernel, code_of(dtype.num))
         self.width = self.table.rows // (2 if self.gated else 1)
         self.count = (self.outs + self.width - 1) // self.width
-        panel_bytes = self.table.rows * ((self.ins + self.table.step - 1) // self.table.step) * self.table.real_bytes
+        panel_bytes = self.table.rows * (whole_sum(self.table, self.ins) // self.table.step) * self.table.real_bytes
         self.numbers = aligned_bytes(self.count, panel_bytes)
         self.pack(weight, self.width if self.gated else 0)
         if self.gated:
@@ -101,11 +103,15 @@ cdef class Panels:
     def weight(self, bint gate=False):
         """W, or the gate, as it was packed."""
         cdef int lane = self.width if self.gated and not gate else 0
-        step = self.table.step
+        step, columns = self.table.step, whole_sum(self.table, self.ins)
         numbers = self.numbers.view(self.dtype if step > 1 else self.real())
-        lanes = numbers.reshape(self.count, -1, self.table.rows, step)[:, :, lane : lane + self.width]
-        rows = lanes.transpose(0, 2, 1, 3).reshape(self.count * self.width, -1)
+        lanes = numbers.reshape(self.count, columns // step, self.table.rows, step)[:, :, lane : lane + self.width]
+        rows = lanes.transpose(0, 2, 1, 3).reshape(self.count * self.width, columns)
         return np.ascontiguousarray(rows[:self.outs, :self.ins], self.dtype)
+
+
+cdef int64_t whole_sum(const sdpa_kernel *table, int64_t ins) noexcept:
+    return (ins + table.whole_sum - 1) // table.whole_sum * table.whole_sum
 
 
 cdef cnp.ndarray aligned_bytes(int64_t count, int64_t size):
@@ -159,11 +165,10 @@ def linear(
     sizes.activation, sizes.gated = activation, panels.gated
     call.table, call.panels = table, panels.count
     products = <double>sizes.ins * sizes.outs * (sizes.rows + LINEAR_READING) * (2 if panels.gated else 1)
-    units = cut_rows(sizes, table.linear_tile) * call.panels
-    # A cache line that says what is copied; sums that were begun; the sums of a block; its rows converted.
+    units = cut_rows(sizes, table) * call.panels
+    # A cache line that says what is copied; the sums of a block; its rows converted.
     hire(&c, threads_if_worth(threads, products < LINEAR_SMALL),
-         64 + <size_t>(SDPA_FEW_TILES * table.linear_tile * table.rows
-                       + sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64)) * table.real_bytes, 0)
+         64 + <size_t>sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64) * table.real_bytes, 0)
     with nogil:
         # Neighbours go to one thread, which finds the rows in its cache.  Two that write neighbouring panels take cache
         # lines from each other.
@@ -206,9 +211,11 @@ cdef sdpa_array rows_of_all(cnp.ndarray array) except *:
     return a
 
 
-cdef int64_t cut_rows(sdpa_linear *l, int64_t tile) noexcept:
+cdef int64_t cut_rows(sdpa_linear *l, const sdpa_kernel *table) noexcept:
     """The number of blocks, as equal as whole tiles allow: by their number threads share them."""
-    cdef int64_t blocks = (l.rows + LINEAR_TILES * tile - 1) // (LINEAR_TILES * tile)
+    cdef int64_t tile = table.linear_tile, row_bytes = max(<int64_t>1, l.ins * table.real_bytes // table.step)
+    cdef int64_t most = max(LINEAR_FEWEST, min(LINEAR_TILES, LINEAR_ROWS // (tile * row_bytes)))
+    cdef int64_t blocks = (l.rows + most * tile - 1) // (most * tile)
     cdef int64_t tiles = (l.rows + blocks * tile - 1) // (blocks * tile) if blocks else 0
     l.block_rows = <int>(tiles * tile)
     return blocks

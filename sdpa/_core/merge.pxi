@@ -60,8 +60,22 @@ def merge(outs, lses, out):
     call.rows = cnp.PyArray_SIZE(lse)
     memcpy(call.shape, cnp.PyArray_DIMS(first), last * sizeof(cnp.npy_intp))
     call.out, call.lse = merge_array_of(result, last), merge_array_of(lse, last)
-    run_merge(&call, values, sums)
+    run_merge(&call, values, sums, None)
     return result, lse if last else (<object>lse)[()]
+
+
+def merge_into(cnp.ndarray out not None, cnp.ndarray lse not None, part, part_lse, threads):
+    """Joins one more part to the sums `out` and `lse`, in place: a row is read before it is written."""
+    cdef merge_call call
+    cdef int last = cnp.PyArray_NDIM(out) - 1
+    cdef list values = [out, floats("part", part, 0)], sums = [lse, floats("part_lse", part_lse, 0)]
+    check_parts(values, sums)
+    call.axes, call.parts, call.columns = last, 2, cnp.PyArray_DIM(out, last)
+    call.wide = sum_type(out) == cnp.NPY_DOUBLE
+    call.rows = cnp.PyArray_SIZE(lse)
+    memcpy(call.shape, cnp.PyArray_DIMS(out), last * sizeof(cnp.npy_intp))
+    call.out, call.lse = merge_array_of(out, last), merge_array_of(lse, last)
+    run_merge(&call, values, sums, threads)
 
 
 cdef list parts_of(str name, given):
@@ -117,10 +131,10 @@ cdef merge_array merge_array_of(cnp.ndarray array, int axes) except *:
     return a
 
 
-cdef int run_merge(merge_call *call, list outs, list lses) except -1:
+cdef int run_merge(merge_call *call, list outs, list lses, given) except -1:
     cdef crew c
     cdef int64_t part, row = call.parts * (call.columns + MERGE_ROW), units
-    cdef int threads = 1 if call.rows * row < MERGE_SMALL else threads_of(None)
+    cdef int threads = 1 if call.rows * row < MERGE_SMALL else threads_of(given)
     # Weights and places of the parts, sums, numbers converted.
     cdef size_t scratch = call.parts * (sizeof(double) + sizeof(char *)) + 2 * MERGE_COLUMNS * sizeof(double)
     call.unit_rows = max(1, MERGE_AT_ONCE // row)

@@ -182,8 +182,7 @@ def test_bits_are_those_of_widened_arrays_of_any_shape(kernel, dtype):
             assert_same_bits(sdpa.attention(*arrays, causal=True), expected)
 
 
-@pytest.mark.skipif(PAIRS_OF_BFLOAT16 not in KERNELS, reason="this CPU does not multiply pairs of bfloat16")
-@pytest.mark.parametrize("kernel", [KERNELS.get(PAIRS_OF_BFLOAT16)], ids=[PAIRS_OF_BFLOAT16], indirect=True)
+@pytest.mark.parametrize("kernel", [KERNELS[name] for name in PAIRS_OF_BFLOAT16], ids=PAIRS_OF_BFLOAT16, indirect=True)
 def test_pairs_of_weights_are_rounded_for_many_rows_only(kernel):
     many, few = draw(M=37, dtype=bfloat16), draw(M=2, dtype=bfloat16)
     assert rounds_weights(*many) and not rounds_weights(*few)

@@ -21,9 +21,12 @@ import sdpa
 from sdpa import _core
 from sdpa._runtime import kernels
 
-NAMES = ["avx512_bf16", "avx512", "avx2", "neon", "baseline"]  # best first
+NAMES = ["amx", "avx512_bf16", "avx512", "avx2", "neon", "baseline"]  # best first
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"}
-CPU_FLAGS = {"avx512_bf16": AVX512 | {"avx512_bf16"}, "avx512": AVX512, "avx2": {"avx2", "fma", "f16c"}}
+CPU_FLAGS = {
+    "amx": AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"}, "avx512_bf16": AVX512 | {"avx512_bf16"}, "avx512": AVX512,
+    "avx2": {"avx2", "fma", "f16c"},
+}  # fmt: skip
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS, indirect=True)
 
 
@@ -43,8 +46,9 @@ def test_kernels_are_those_the_cpu_runs():
 
 def test_the_cpu_is_asked_for_all_that_the_compiler_may_use():
     for name, isa in runpy.run_path(str(ROOT / "setup.py"))["ISAS"].items():
-        allowed = {flag.removeprefix("-m") for flag in isa.flags if "=" not in flag}
-        assert allowed == {flag.replace("_", "") for flag in CPU_FLAGS.get(name, set())}
+        allowed = {flag.removeprefix("-m").replace("-", "_") for flag in isa.flags if "=" not in flag}
+        plain = [{flag.replace("_", "") for flag in flags} for flags in (allowed, CPU_FLAGS.get(name, set()))]
+        assert plain[0] == plain[1]
         asked = re.findall(r"HAS\((\w+)\)", isa.question)
         assert set(asked) == allowed and len(asked) == len(allowed)
 
@@ -99,35 +103,37 @@ def test_a_wrong_name_fails(name):
 def test_a_forced_kernel_really_runs(kernel):
     """Vectors of another size cut the rows otherwise."""
     assert sdpa.build_info()["kernel"] == kernel.name
-    lanes = dict(avx512_bf16=16, avx512=16, avx2=8, neon=4).get(kernel.name)
+    lanes = dict(amx=16, avx512_bf16=16, avx512=16, avx2=8, neon=4).get(kernel.name)
     for dtype, number in (np.float32, lanes), (np.float64, lanes and lanes // 2):
         x = np.ones((1000, 8), dtype)
         assert number is None or f"holds {number} rows of {np.dtype(dtype)}" in str(sdpa.explain(x, x, x))
 
 
-@pytest.mark.skipif(PAIRS_OF_BFLOAT16 not in KERNELS, reason="this CPU does not multiply pairs of bfloat16")
+@pytest.mark.skipif(not PAIRS_OF_BFLOAT16, reason="this CPU does not multiply pairs of bfloat16")
 @pytest.mark.parametrize("M", [1, 3, 100])
 @pytest.mark.parametrize("dtype", [*WIDE.values(), np.float16, (np.float32, bfloat16)], ids=str)
 def test_pairs_of_bfloat16_are_for_bfloat16_alone(monkeypatch, dtype, M):
     """All else is computed as by the next kernel, so that the other tests need not be run for both."""
     arrays = draw(M=M, N=300, dtype=dtype)
     results = []
-    for name in PAIRS_OF_BFLOAT16, "avx512":
+    for name in *PAIRS_OF_BFLOAT16, "avx512":
         monkeypatch.setattr(kernels, "default", KERNELS[name])
         results.append(sdpa.attention(*arrays, causal=True, return_lse=True))
-    for one, other in zip(*results):
-        assert_same_bits(one, other)
+    for one, *others in zip(*results):
+        for other in others:
+            assert_same_bits(one, other)
 
 
-@pytest.mark.skipif(PAIRS_OF_BFLOAT16 not in KERNELS, reason="this CPU does not multiply pairs of bfloat16")
+@pytest.mark.skipif(not PAIRS_OF_BFLOAT16, reason="this CPU does not multiply pairs of bfloat16")
 @pytest.mark.parametrize("M, same", [(1, True), (3, True), (100, False)])
 def test_pairs_of_bfloat16_are_for_many_rows(monkeypatch, M, same):
     arrays = draw(M=M, N=300, dtype=bfloat16)
     results = []
-    for name in PAIRS_OF_BFLOAT16, "avx512":
+    for name in *PAIRS_OF_BFLOAT16, "avx512":
         monkeypatch.setattr(kernels, "default", KERNELS[name])
         results.append(sdpa.attention(*arrays, return_lse=True)[1])
-    assert (results[0] == results[1]).all() == same
+    *own, widened = results
+    assert all((each == widened).all() == same for each in own)
 
 
 def test_build_info():

@@ -6,15 +6,12 @@ import itertools
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from ml_dtypes import bfloat16
 from support.accuracy import assert_same_bits
-from support.draw import DTYPES, HALF, WIDE, float16, float32, float64, nan, rng
+from support.draw import DTYPES, HALF, WIDE, float32, float64, nan, rng
 from support.kernels import KERNELS, on_kernels
 from support.layouts import LAYOUTS
 from support.packed import (
     ALIKE,
-    COUNTS,
     ERRORS,
     EVERYTHING,
     K_COUNTS,
@@ -22,7 +19,6 @@ from support.packed import (
     OPTIONS,
     Q_COUNTS,
     QS,
-    SIDE,
     A,
     K,
     V,
@@ -30,6 +26,7 @@ from support.packed import (
     draw_packed,
     judge_packed,
     options_for,
+    packed_problems,
 )
 from support.problems import examples
 
@@ -117,33 +114,9 @@ def test_keys_lie_as_queries_by_default(kernel):
     max_examples=examples(120), deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )  # fmt: skip
-@given(st.data())
-def test_any_lengths(kernel, data):
-    choose = data.draw
-    S = choose(st.integers(0, 6))
-    q_counts, k_counts = (tuple(choose(st.lists(COUNTS, min_size=S, max_size=S))) for _ in range(2))
-    G = choose(st.integers(1, 3))
-    H, D, E = G * choose(st.integers(1, 4)), choose(st.integers(1, 20)), choose(st.integers(0, 20))
-    dtype = choose(st.sampled_from([float32, float64, float16, bfloat16, (float32, bfloat16)]))
-    arrays, where = draw_packed(q_counts, k_counts, H, G, D, E, dtype, choose(st.integers(0, 99)))
-    arrays = [
-        choose(st.sampled_from([np.ascontiguousarray, np.asfortranarray, LAYOUTS["heads inside"]]))(x) for x in arrays
-    ]
-    T, L, r = sum(q_counts), max(k_counts, default=0), rng(choose(st.integers(0, 99)))
-    optional = dict(
-        mask=st.just(r.random(choose(st.sampled_from([(H, T, L), (T, L), (L,), (H, 1, 1)]))) < 0.7),
-        bias=st.just(r.standard_normal(choose(st.sampled_from([(H, T, L), (T, 1), (H, 1, L)]))).astype(np.float32)),
-        causal=st.booleans(),
-        window=st.none() | st.tuples(SIDE, SIDE),
-        q_offset=st.integers(-70, 140) | st.just(r.integers(-70, 140, S)),
-        kv_lengths=st.just(min(k_counts, default=0)) | st.just(r.integers(0, np.array(k_counts, int) + 1)),
-        scale=st.none() | st.floats(-2, 2),
-        softcap=st.none() | st.floats(0.1, 50),
-        sinks=st.just(r.standard_normal(H)) | st.just(r.standard_normal((S, H))),
-        alibi_slopes=st.just(r.random(H)) | st.just(r.random((S, H))),
-        threads=st.none() | st.integers(1, 3),
-    )
-    options = choose(st.fixed_dictionaries({}, optional=optional))
+@given(packed_problems())
+def test_any_lengths(kernel, problem):
+    arrays, where, options = problem
     out, lse = sdpa.attention_varlen(*arrays, **where, return_lse=True, **options)
     judge_packed(out, lse, *arrays, factor=4, floor=20, **where, **options)
 

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 from support import packed as varlen
-from support.accuracy import arithmetic, assert_same_bits, eps, exactly, units
+from support.accuracy import arithmetic, assert_same_bits, eps
 from support.differences import BROADCASTS, by_differences, upstream
 from support.draw import DTYPES, HALF, WIDE, draw, float16, float32, float64, inf, nan, rng
 from support.edges import BLIND, HIDDEN
 from support.errors import ERRORS, INPUTS, NOT_OURS, ones, raises, table
+from support.gradients import FIELDS, judge, sizes_of
 from support.kernels import KERNELS, PAIRS_OF_BFLOAT16, on_kernels
 from support.layouts import LAYOUTS, LEADING
 from support.options import OPTIONS, SCORES, options_for
@@ -24,13 +25,12 @@ from support.processes import run_python
 import sdpa
 from sdpa import reference
 from sdpa._runtime import kernels
-from sdpa.reference._attention import align, compare, over_groups, reduced, split
+from sdpa.reference._attention import reduced, split
 
 EACH_DTYPE = on_kernels(WIDE, HALF, half="best")
 EACH_ARITHMETIC = on_kernels({"float32": float32, "bfloat16": bfloat16}, half="best")
 EACH_WIDTH = on_kernels({"float32": float32}, HALF, half="best")
 EACH_OPTION = pytest.mark.parametrize("name", OPTIONS)
-FIELDS = ("query", "key", "value", "bias", "sinks")
 ARRAYS = ("grad_out", "query", "key", "value", "out", "lse", "grad_lse")
 
 
@@ -62,69 +62,6 @@ def assert_all_same(actual, expected):
 
 
 # Accuracy.
-
-
-def sizes_of(grad_out, query, key, value, out, lse, *, grad_lse=None, scale=None, **options):
-    """What the gradients sum: the same sums over the absolute values of their terms.  A weight counts as no smaller
-    than what an exponential may flush to 0; that of a sink, whose logit has no error of its own as scores have, counts
-    as often as exp magnifies the rounding of its argument."""
-    q, k, v, leading, _ = align(query, key, value, None)
-    rows = (*leading, *q.shape[-3:-1])
-    bias, sinks = options.get("bias"), options.get("sinks")
-    defaults = dict.fromkeys(("mask", "bias", "window", "q_offset", "kv_lengths", "softcap", "sinks", "alibi_slopes"))
-    options = defaults | dict(causal=False, scale=scale) | options
-    options.pop("threads", None)
-    seen, score, _, sink = compare(q, k, leading, None, **options)
-    lse = lse.astype(float64).reshape(rows)[..., None]
-    seen &= (score != -inf) & (lse != -inf)
-    with np.errstate(invalid="ignore", over="ignore"):
-        flushed = np.finfo(arithmetic(out.dtype)).tiny / eps(arithmetic(out.dtype))
-        weight = np.where(seen, np.maximum(np.exp(score - lse), flushed), 0)
-        sink = np.where(lse == -inf, 0, np.maximum(np.exp(sink - lse) * np.maximum(abs(sink - lse), 1), flushed))
-        sink = np.where(np.isnan(sink), 0, sink)  # no sink
-    grad_out, out = (np.abs(x.astype(float64)).reshape(*rows, v.shape[-1]) for x in (grad_out, out))
-    delta = (grad_out * out).sum(axis=-1, keepdims=True)
-    delta = delta if grad_lse is None else delta + np.abs(grad_lse.astype(float64).reshape(rows)[..., None])
-    grad_score = weight * (grad_out @ np.abs(v).swapaxes(-1, -2) + delta)
-    steepness = abs(float(max(q.shape[-1], 1) ** -0.5 if scale is None else scale))
-    by_key = steepness * grad_score.swapaxes(-1, -2) @ np.abs(q), weight.swapaxes(-1, -2) @ grad_out
-    grads = [steepness * grad_score @ np.abs(k)]
-    grads += [over_groups(x, np.shape(of)) for x, of in zip(by_key, (key, value))]
-    grads += [None if bias is None else grad_score, None if sinks is None else (sink * delta).sum(axis=(-2, -1))]
-    shapes = map(np.shape, (query, key, value, bias, sinks))
-    return sdpa.Gradients(*(x if x is None else reduced(x, shape) for x, shape in zip(grads, shapes)))
-
-
-def dtypes_of(call):
-    """Of the gradients: those of what they are gradients of; float64 where sinks are not of a float type."""
-    for name in FIELDS:
-        dtype = np.asarray(call[name]).dtype if call.get(name) is not None else None
-        yield float64 if name == "sinks" and dtype is not None and dtype.kind in "iu" else dtype
-
-
-def judge(grads, call, *, oracle=reference.attention_backward, sizes=sizes_of, factor=2, floor=4):
-    """The gradients are as accurate as NumPy in the dtype of the arithmetic: their errors, in roundings of `sizes`,
-    are under a multiple of NumPy's plus a rounding floor.  Where the result is of a narrower dtype, half a rounding
-    of it is added; where pairs of bfloat16 are multiplied, one of them for the weights and the gradients of scores.
-    The kernel in plain C rounds products too, as NumPy does not."""
-    factor += 0.5 * (kernels.default.name == "baseline")
-    call = {name: x for name, x in call.items() if name != "threads"}
-    wide = arithmetic(call["query"].dtype)
-    exact, naive = (oracle(**call, dtype=dtype) for dtype in (exactly(call["query"].dtype), wide))
-    pairs = kernels.default.name == PAIRS_OF_BFLOAT16 and all(
-        call[name].dtype == bfloat16 for name in ("query", "key", "value")
-    )
-    assert isinstance(grads, sdpa.Gradients)
-    for name, grad, dtype, right, plain, size in zip(FIELDS, grads, dtypes_of(call), exact, naive, sizes(**call)):
-        if dtype is None:
-            assert grad is None, name
-            continue
-        assert grad.dtype == dtype and grad.shape == np.shape(call[name]), name
-        unit = max(dtype, wide, key=eps)
-        error = (factor * units(plain, right, size, wide) + floor) * eps(wide) / eps(unit)
-        if unit != wide:
-            error += 0.5 + pairs
-        assert units(grad, right, size, unit) <= error, name
 
 
 def check(*arrays, **options):
@@ -959,30 +896,9 @@ def test_empty_axes_of_sequences(kernel, empty):
 
 @EVERY_KERNEL
 @settings(PROPERTY, max_examples=examples(80))
-@given(data=st.data())
-def test_any_sequences(kernel, data):
-    choose = data.draw
-    S = choose(st.integers(0, 5))
-    q_counts, k_counts = (choose(st.lists(varlen.COUNTS, min_size=S, max_size=S)) for _ in range(2))
-    G = choose(st.integers(1, 3))
-    H, D, E = G * choose(st.integers(1, 4)), choose(st.integers(1, 20)), choose(st.integers(0, 20))
-    dtype = choose(st.sampled_from([float32, float64, float16, bfloat16, (float32, bfloat16)]))
-    arrays, where = varlen.draw_packed(q_counts, k_counts, H, G, D, E, dtype, choose(st.integers(0, 99)))
-    T, L, r = sum(q_counts), max(k_counts, default=0), rng(choose(st.integers(0, 99)))
-    optional = dict(
-        mask=st.just(r.random(choose(st.sampled_from([(H, T, L), (T, L), (L,), (H, 1, 1)]))) < 0.7),
-        bias=st.just(r.standard_normal(choose(st.sampled_from([(H, T, L), (T, 1), (H, 1, L), ()])))),
-        causal=st.booleans(),
-        window=st.none() | st.tuples(varlen.SIDE, varlen.SIDE),
-        q_offset=st.integers(-70, 140) | st.just(r.integers(-70, 140, S)),
-        kv_lengths=st.just(r.integers(0, np.array(k_counts, int) + 1)),
-        scale=st.none() | st.floats(-2, 2),
-        softcap=st.none() | st.floats(0.1, 50),
-        sinks=st.just(r.standard_normal(H)) | st.just(r.standard_normal((S, H))),
-        alibi_slopes=st.just(r.random(H)) | st.just(r.random((S, H))),
-        threads=st.none() | st.integers(1, 3),
-    )
-    options = choose(st.fixed_dictionaries({}, optional=optional))
+@given(varlen.packed_problems())
+def test_any_sequences(kernel, drawn):
+    arrays, where, options = drawn
     call = problem(*arrays, forward=sdpa.attention_varlen, **where, **options)
     judge_packed(run_packed(call), call, factor=4, floor=20)
 
@@ -1147,13 +1063,14 @@ def test_errors_of_sequences(error, message, changed):
         run_packed(call | changed)
 
 
-@pytest.mark.skipif(PAIRS_OF_BFLOAT16 not in KERNELS, reason="this CPU does not multiply pairs of bfloat16")
+@pytest.mark.skipif(not PAIRS_OF_BFLOAT16, reason="this CPU does not multiply pairs of bfloat16")
 @pytest.mark.parametrize("dtype", [*WIDE.values(), float16, (float32, bfloat16)], ids=str)
 def test_pairs_of_bfloat16_are_for_bfloat16_alone(monkeypatch, dtype):
     """All else is computed as by the next kernel, so that the other tests need not be run for both."""
     call = named(["causal", "bias of heads", "sinks"], M=100, N=300, dtype=dtype)
     results = []
-    for name in PAIRS_OF_BFLOAT16, "avx512":
+    for name in *PAIRS_OF_BFLOAT16, "avx512":
         monkeypatch.setattr(kernels, "default", KERNELS[name])
         results.append(run(call))
-    assert_all_same(*results)
+    for other in results[1:]:
+        assert_all_same(results[0], other)

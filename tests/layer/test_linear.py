@@ -195,14 +195,22 @@ def test_feed_forward(kernel, dtype, activation, gated, hidden):
     residual = draw(9, 40, 1, dtype, seed=3)[0]
     gates = dict(gate_weight=gate / 8, gate_bias=gate_bias) if gated else {}
     options = dict(up_bias=up_bias, down_bias=down_bias, activation=activation) | gates
-    y = FeedForward(up / 8, down / 8, **options)(x, residual=residual)
+    judge_feed_forward(
+        FeedForward(up / 8, down / 8, **options)(x, residual=residual), x, up / 8, down / 8, residual, options
+    )
+
+
+def judge_feed_forward(y, x, up, down, residual, options):
+    """`y` is about as accurate as NumPy, altogether."""
+    dtype = x.dtype.type
     exactly, naive = (
-        reference.FeedForward(up / 8, down / 8, **options)(x, residual=residual, dtype=of)
+        reference.FeedForward(up, down, **options)(x, residual=residual, dtype=of)
         for of in (None, dtype)
     )  # fmt: skip
-    floor = 20 * max(sum_eps(dtype), eps(dtype) / 8) * np.abs(exactly).max()
-    assert y.dtype == dtype
-    assert np.abs(y.astype(float64) - exactly).max() <= 2 * np.abs(naive.astype(float64) - exactly).max() + floor
+    floor = 20 * max(sum_eps(dtype), eps(dtype) / 8) * np.abs(exactly).max(initial=0)
+    assert y.dtype == dtype and y.shape == exactly.shape
+    errors = [np.abs(of.astype(float64) - exactly).max(initial=0) for of in (y, naive)]
+    assert errors[0] <= 2 * errors[1] + floor
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided"])
@@ -260,6 +268,13 @@ def test_a_wider_out_takes_the_sums_unrounded(kernel, dtype):
     out = Linear(weight, bias, activation="relu")(x, out=np.empty((7, 133), float64))
     error = np.abs(out - np.maximum(exact(x, weight, bias), 0))
     assert (error <= 30 * sum_eps(dtype) * exact_size(x, weight, bias)).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0)], ids=str)
+def test_empty_weights_can_be_read_once_they_are_packed(kernel, shape):
+    linear = Linear(np.ones(shape, float32))
+    assert linear(np.ones((2, shape[1]), float32)).shape == (2, shape[0])
+    assert linear.weight.shape == shape
 
 
 def test_given_weights_are_not_kept_once_they_are_packed():

@@ -35,7 +35,7 @@ def exactly(dtype):
 def rounds_weights(query, key, value, **options):
     """Whether the current kernel rounds the weights to bfloat16."""
     return (
-        kernels.default.name == PAIRS_OF_BFLOAT16
+        kernels.default.name in PAIRS_OF_BFLOAT16
         and query.dtype == key.dtype == value.dtype == bfloat16
         and "many rows" in sdpa.explain(query, key, value, **options).engine
     )

@@ -7,8 +7,8 @@ from sdpa import _core
 # Kernels.  One that has its own arithmetic for bfloat16 is like the next in the list for all other dtypes.
 
 KERNELS = {kernel.name: kernel for kernel in _core.kernels()}
-PAIRS_OF_BFLOAT16 = "avx512_bf16"
-WIDENING = {name: kernel for name, kernel in KERNELS.items() if name != PAIRS_OF_BFLOAT16}
+PAIRS_OF_BFLOAT16 = [name for name in ("amx", "avx512_bf16") if name in KERNELS]
+WIDENING = {name: kernel for name, kernel in KERNELS.items() if name not in PAIRS_OF_BFLOAT16}
 
 
 def on_kernels(*groups, half="every"):

@@ -9,6 +9,7 @@ from sdpa._runtime import kernels
 from support.accuracy import allowed, arithmetic, exactly, units
 from support.draw import float16, float32, float64, inf, rng
 from support.kernels import PAIRS_OF_BFLOAT16
+from support.layouts import LAYOUTS
 
 Q_COUNTS, K_COUNTS = (3, 0, 40, 1, 5, 0, 19), (7, 4, 140, 33, 0, 0, 19)
 
@@ -33,7 +34,7 @@ def judge_packed(out, lse, query, key, value, *, factor=2, floor=4, **options):
     naive, naive_lse = reference.attention_varlen(query, key, value, return_lse=True, dtype=wide, **options)
     scale = reference.attention_varlen(query, key, np.abs(value), dtype=exactly(dtype), **options)
     assert out.dtype == dtype and lse.dtype == wide and out.shape == exact.shape and lse.shape == exact_lse.shape
-    rounded = dtype == bfloat16 and kernels.default.name == PAIRS_OF_BFLOAT16
+    rounded = dtype == bfloat16 and kernels.default.name in PAIRS_OF_BFLOAT16
     assert units(out, exact, scale, dtype) <= allowed(units(naive, exact, scale, wide), dtype, rounded, factor, floor)
     blind = np.isneginf(exact_lse)
     assert (np.isneginf(lse) == blind).all() and (out[blind] == 0).all()
@@ -92,6 +93,35 @@ ALIKE = {
 
 COUNTS = st.integers(0, 6) | st.sampled_from([0, 0, 1, 1, 15, 16, 17, 33, 65, 129])
 SIDE = st.none() | st.integers(-3, 8) | st.sampled_from([-140, 40, 130, 2**40, -(2**62)])
+
+
+@st.composite
+def packed_problems(choose):
+    """The arrays, where sequences begin, and any combination of options."""
+    S = choose(st.integers(0, 6))
+    q_counts, k_counts = (tuple(choose(st.lists(COUNTS, min_size=S, max_size=S))) for _ in range(2))
+    G = choose(st.integers(1, 3))
+    H, D, E = G * choose(st.integers(1, 4)), choose(st.integers(1, 20)), choose(st.integers(0, 20))
+    dtype = choose(st.sampled_from([float32, float64, float16, bfloat16, (float32, bfloat16)]))
+    arrays, where = draw_packed(q_counts, k_counts, H, G, D, E, dtype, choose(st.integers(0, 99)))
+    arrays = [
+        choose(st.sampled_from([np.ascontiguousarray, np.asfortranarray, LAYOUTS["heads inside"]]))(x) for x in arrays
+    ]
+    T, L, r = sum(q_counts), max(k_counts, default=0), rng(choose(st.integers(0, 99)))
+    optional = dict(
+        mask=st.just(r.random(choose(st.sampled_from([(H, T, L), (T, L), (L,), (H, 1, 1)]))) < 0.7),
+        bias=st.just(r.standard_normal(choose(st.sampled_from([(H, T, L), (T, 1), (H, 1, L), ()])))),
+        causal=st.booleans(),
+        window=st.none() | st.tuples(SIDE, SIDE),
+        q_offset=st.integers(-70, 140) | st.just(r.integers(-70, 140, S)),
+        kv_lengths=st.just(min(k_counts, default=0)) | st.just(r.integers(0, np.array(k_counts, int) + 1)),
+        scale=st.none() | st.floats(-2, 2),
+        softcap=st.none() | st.floats(0.1, 50),
+        sinks=st.just(r.standard_normal(H)) | st.just(r.standard_normal((S, H))),
+        alibi_slopes=st.just(r.random(H)) | st.just(r.random((S, H))),
+        threads=st.none() | st.integers(1, 3),
+    )
+    return arrays, where, choose(st.fixed_dictionaries({}, optional=optional))
 
 
 A = np.ones((6, 4, 8), float32)  # query

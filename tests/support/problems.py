@@ -18,6 +18,7 @@ def examples(count):
 
 LENGTHS = st.integers(0, 6) | st.sampled_from([15, 16, 17, 33, 64, 65, 127, 128, 129, 140, 257])
 SIZES = st.integers(0, 5) | st.sampled_from([7, 8, 16, 17, 33, 64])
+ANY_DTYPE = st.sampled_from([float32, float64, float16, bfloat16])
 LAYOUT = st.sampled_from(list(LAYOUTS.values()))
 SIDE = st.none() | st.integers(-3, 8) | st.sampled_from([-140, -60, 40, 100, 130, 300, 2**40])
 EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS, indirect=True)
@@ -28,16 +29,16 @@ PROPERTY = settings(
 
 
 @st.composite
-def problems(choose):
+def problems(choose, lengths=LENGTHS, sizes=SIZES, dtypes=ANY_DTYPE):
     """query, key, value, and any combination of options, of ranks 2 to 5 with leading axes that broadcast."""
     rank = choose(st.integers(2, 5))
     lead = tuple(choose(st.integers(0, 3)) for _ in range(rank - 3))
     G = choose(st.integers(1, 3)) if rank > 2 else 1
     H = G * choose(st.integers(1, 4)) if rank > 2 else 1
-    M, N, D, E = choose(LENGTHS), choose(LENGTHS), choose(SIZES), choose(SIZES)
+    M, N, D, E = choose(lengths), choose(lengths), choose(sizes), choose(sizes)
     heads = (H,) if rank > 2 else ()
     normal = rng(choose(st.integers(0, 9999)))
-    dtype = choose(st.sampled_from([float32, float64, float16, bfloat16]))
+    dtype = choose(dtypes)
     narrower = {float64: [float64, float32, float16, bfloat16], float32: [float32, float16, bfloat16]}
     kv_dtypes = st.sampled_from(narrower.get(dtype, [dtype]))
     key_dtype = choose(kv_dtypes)
