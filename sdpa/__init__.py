@@ -19,6 +19,7 @@ from ._layer.rotary import rotary
 from ._runtime.kernels import build_info, kernels
 
 if TYPE_CHECKING:
+    from . import distributed as distributed
     from . import lab as lab
     from . import models as models
 
@@ -39,6 +40,7 @@ __all__ = [
     "attention_varlen_backward",
     "attention_weights",
     "build_info",
+    "distributed",
     "explain",
     "kernels",
     "lab",
@@ -53,8 +55,8 @@ __all__ = [
 
 
 def __getattr__(name):
-    """The laboratory and the models are imported when they are first asked for."""
-    if name in ("lab", "models"):
+    """The laboratory, the models and what needs MPI are imported when they are first asked for."""
+    if name in ("distributed", "lab", "models"):
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,10 +1,10 @@
-"""The command line: python -m sdpa info | demo | embed | generate | lab | bench."""
+"""The command line: python -m sdpa info | demo | embed | generate | distributed | lab | bench."""
 
 import argparse
 
 import sdpa
 
-from ._commands import bench, demo, embed, generate
+from ._commands import bench, demo, distributed, embed, generate
 from ._commands.info import info
 from .lab import _command
 
@@ -17,7 +17,7 @@ def main():
         ("demo", demo.demo, "a few calls against plain NumPy: the same numbers, and how much faster (a few seconds)"),
     ):
         commands.add_parser(name, help=text, description=text).set_defaults(run=lambda _, run=run: run())
-    for command in (embed, generate, _command):
+    for command in (embed, generate, distributed, _command):
         command.add_to(commands)
     # Its options are those of benchmarks/compare.py, --help among them.
     commands.add_parser("bench", help=bench.TEXT, add_help=False).set_defaults(run=None)

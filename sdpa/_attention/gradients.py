@@ -17,13 +17,13 @@ class Gradients(NamedTuple):
     sinks: Any = None
 
 
-def summed(grad, given):
-    """`grad`, summed over the axes along which `given` was broadcast, in the dtype of `given`."""
+def summed(grad, given, dtype):
+    """`grad`, summed over the axes along which `given` was broadcast, in that dtype."""
     shape = (1,) * (grad.ndim - given.ndim) + given.shape
     axes = tuple(i for i, (size, whole) in enumerate(zip(shape, grad.shape)) if size == 1 != whole)
     with np.errstate(over="ignore", invalid="ignore"):
         grad = grad.sum(axis=axes, keepdims=True) if axes else grad
-        return grad.reshape(given.shape).astype(given.dtype, copy=False)
+        return grad.reshape(given.shape).astype(dtype, copy=False)
 
 
 def of_sinks(given, sinks, out, lse, delta, grad_lse, q_starts):
@@ -39,7 +39,7 @@ def of_sinks(given, sinks, out, lse, delta, grad_lse, q_starts):
             for b, (first, end) in enumerate(itertools.pairwise(q_starts)):
                 grad[b] = slopes[first:end].sum(axis=0)
     given = np.asarray(given)
-    return summed(grad, given.astype(np.float64) if given.dtype.kind in "iu" else given)
+    return summed(grad, given, np.float64 if given.dtype.kind in "iu" else given.dtype)
 
 
 def sink_slopes(sinks, out, lse, delta, grad_lse):

@@ -26,8 +26,8 @@ NPY = re.compile(
 NPY_BYTES = 1024  # no such header is longer
 
 
-def save(store, path):
-    """See KVCache.save."""
+def save(store, path, **others):
+    """See KVCache.save.  `others` go into cache.json, too: `part`, if this is a part of a larger cache."""
     path = Path(path)
     if os.path.lexists(path):
         _check_replaceable(path)
@@ -38,7 +38,7 @@ def save(store, path):
     header = FORMAT | {name: getattr(store, name) for name in SIZES} | {
         "dtype": store.dtype.name, "rows": rows, "ring": None if store.window is None else now.ring,
         "lengths": lengths.tolist(), "floors": floors.tolist(),
-    }  # fmt: skip
+    } | others  # fmt: skip
     with hidden_folder(path) as temporary:
         for name, array in now.memory.arrays.items():
             array = array[:, :, :rows]
@@ -49,12 +49,17 @@ def save(store, path):
         put_in_place(temporary, path)
 
 
-def load(kind, path, mmap):
-    """See KVCache.load."""
+def load(kind, path, mmap, take_part=None):
+    """See KVCache.load.  Where the tokens are part of a larger cache, take_part checks the header's `part`."""
     path = Path(path)
     with contextlib.ExitStack() as stack:
         files = open_all(path, stack)
         header = _read_header(path, files)
+        if "part" in header and take_part is None:
+            raise ValueError(
+                f"path is {str(path)!r}: it holds what one rank has of an sdpa.distributed.KVCache, whose method load "
+                "must be used"
+            )
         try:
             _check_names(header)
             cache = kind(
@@ -62,6 +67,8 @@ def load(kind, path, mmap):
                 **{name: header[name] for name in SIZES[3:]},
             )  # fmt: skip
             rows, *numbers = _numbers(cache, header)
+            if take_part is not None:
+                take_part(header.get("part"), cache, *numbers[:2])
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path}: cache.json is damaged: {error}") from error
         # All files are checked before memory is taken for any of them.

@@ -113,17 +113,9 @@ class KVCache:
         """
         if lengths is None and self._store.append_few(key, value):
             return
-        key, value = self._new_rows("key", key, self.head_dim), self._new_rows("value", value, self.value_dim)
-        count = key.shape[2]
-        if value.shape[2] != count:
-            raise ValueError(f"key has {count} new tokens and value {value.shape[2]}: they must be as many")
         before, floors = self._store.state()
-        added = np.full(self.batch, count) if lengths is None else self._new_lengths(lengths, count)
-        after = before + added
-        if self.capacity is not None and after.max() > self.capacity:
-            raise ValueError(
-                f"capacity is {self.capacity} and lengths are {_said(before)}: {_said(added)} more cannot be appended"
-            )
+        key, value, added = self._new_tokens(key, value, lengths, before)
+        count = key.shape[2]
         ragged = not (added == count).all()
         if ragged:
             key, value = without_padding(key, added), without_padding(value, added)
@@ -166,18 +158,7 @@ class KVCache:
         7
         """
         lengths, floors = self._store.state()
-        numbers = whole_numbers("n", n, (self.batch,))
-        if (numbers < 0).any() or (numbers > lengths).any():
-            raise ValueError(f"n is {_said(n)}: it must be from 0 to the length, {_said(self.lengths)}")
-        if self.window is not None:
-            floors = np.where(numbers <= self.keep, 0, floors)
-            missing = (numbers < lengths) & (floors > np.maximum(self.keep, numbers - self.window + 1))
-            if missing.any():
-                least = (floors + self.window - 1)[missing].max()
-                raise ValueError(
-                    f"n is {_said(n)}: the next token would see some that the window of {self.window} has dropped; "
-                    f"it must be {least} or more"
-                )
+        numbers, floors = self._fewer(n, lengths, floors)
         self._store.forget(numbers, floors)
 
     def fork(self):
@@ -290,6 +271,8 @@ class KVCache:
 
         mmap : map the files into memory instead of reading them.  Pages are then read when they are needed, and shared
             by all processes that map them.  The first append copies the arrays; until then the files must not change.
+            If another program shortens one of them, the system ends this process where it reads past the end (SIGBUS).
+            A save to the same path is no such change, as it writes new files.
 
         A file that is not as `save` writes it is a ValueError that names the file and the reason.  Loading takes no
         more memory than the files have.
@@ -297,6 +280,19 @@ class KVCache:
         return load(cls, path, mmap)
 
     # -------------------------------------------------------------------------------------------------------- checks
+
+    def _new_tokens(self, key, value, lengths, before):
+        """Keys and values to be appended to batches of `before` tokens, with four axes; and how many for each batch."""
+        key, value = self._new_rows("key", key, self.head_dim), self._new_rows("value", value, self.value_dim)
+        count = key.shape[2]
+        if value.shape[2] != count:
+            raise ValueError(f"key has {count} new tokens and value {value.shape[2]}: they must be as many")
+        added = np.full(self.batch, count) if lengths is None else self._new_lengths(lengths, count)
+        if self.capacity is not None and (before + added).max() > self.capacity:
+            raise ValueError(
+                f"capacity is {self.capacity} and lengths are {_said(before)}: {_said(added)} more cannot be appended"
+            )
+        return key, value, added
 
     def _new_rows(self, name, given, dim):
         """`given` with four axes."""
@@ -309,6 +305,22 @@ class KVCache:
                 + (", or that without the first axis" if self.batch == 1 else "")
             )
         return array[(None,) * missing]
+
+    def _fewer(self, n, lengths, floors):
+        """The lengths and floors that `truncate` leaves of these."""
+        numbers = whole_numbers("n", n, (self.batch,))
+        if (numbers < 0).any() or (numbers > lengths).any():
+            raise ValueError(f"n is {_said(n)}: it must be from 0 to the length, {_said(lengths)}")
+        if self.window is not None:
+            floors = np.where(numbers <= self.keep, 0, floors)
+            missing = (numbers < lengths) & (floors > np.maximum(self.keep, numbers - self.window + 1))
+            if missing.any():
+                least = (floors + self.window - 1)[missing].max()
+                raise ValueError(
+                    f"n is {_said(n)}: the next token would see some that the window of {self.window} has dropped; "
+                    f"it must be {least} or more"
+                )
+        return numbers, floors
 
     def _new_lengths(self, given, count):
         lengths = whole_numbers("lengths", given, (self.batch,))

@@ -70,7 +70,7 @@ def embed(arguments, parser):
     try:
         with Progress("embedding") as progress:
             vectors = np.concatenate([model.embed(part) for part in progress(parts)])
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         parser.error(str(error))
     if arguments.npy:
         buffer = io.BytesIO()

@@ -1,9 +1,12 @@
 """`python -m sdpa generate`: text that follows a prompt."""
 
 import argparse
+import os
 import sys
 import time
+import traceback
 
+from .._runtime import threads
 from .embed import add_options, ids_of, load
 
 TEXT = "text that follows a prompt, from a model in a folder, and how many tokens a second"
@@ -11,7 +14,9 @@ EXAMPLES = """examples:
   python -m sdpa generate SmolLM2-135M "Once upon a time"                         the likeliest text
   python -m sdpa generate SmolLM2-135M "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 1
   python -m sdpa generate SmolLM2-135M "Once upon a time" --dtype bfloat16 --cache int8 --tokens 500
-  python -m sdpa generate gpt2 --ids "464 2068 7586"                              without the package tokenizers"""
+  python -m sdpa generate gpt2 --ids "464 2068 7586"                              without the package tokenizers
+  mpiexec -n 2 python -m sdpa generate SmolLM2-135M "Once upon a time"            the cache spread over two processes"""
+LAUNCHERS = {"PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"}  # which mpiexec and srun set: MPICH and its kin, Open MPI
 
 
 def add_to(commands):
@@ -34,20 +39,11 @@ def add_to(commands):
 
 
 def generate(arguments, parser):
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    prompt = ids_of(prompt, parser) if arguments.ids else prompt
-    model = load(arguments, parser, "Decoder")
-    start = time.perf_counter()
-    first, count = start, 0
-    try:
-        prompt = prompt if arguments.ids else model.tokenizer.encode(prompt).ids
-        caches = model.new_caches(1, **({"dtype": arguments.cache} if arguments.cache else {}))
-        tokens = model.generate(
-            prompt, arguments.tokens, temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p,
-            seed=arguments.seed, caches=caches,
-        )  # fmt: skip
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        parser.error(str(error))
+    comm = world()
+    model, prompt = together(comm, parser, lambda parser: read(arguments, parser, comm))
+    start = first = time.perf_counter()
+    prompt, tokens = together(comm, parser, lambda parser: begin(arguments, parser, comm, model, prompt))
+    count = 0
 
     def counted():
         nonlocal first, count
@@ -58,12 +54,90 @@ def generate(arguments, parser):
             yield token
 
     pieces = (f"{token} " for token in counted()) if arguments.ids else model.pieces_of_text(counted())
+    speaks = comm is None or comm.rank == 0
     try:
         for piece in pieces:
-            print(piece, end="", flush=True)
+            if speaks:
+                print(piece, end="", flush=True)
     except KeyboardInterrupt:
         pass
+    except Exception:
+        if comm is None:
+            raise
+        traceback.print_exc()
+        comm.Abort(1)  # the others would wait for this rank
+    if not speaks:
+        return
     print(flush=True)
     end = time.perf_counter()
     rate = f", {(count - 1) / (end - first):.1f} a second" if count > 1 else ""
-    print(f"{len(prompt)} tokens read in {first - start:.2f} s; {count} generated{rate}", file=sys.stderr)
+    where = "" if comm is None else f", the cache on {comm.size} ranks"
+    print(f"{len(prompt)} tokens read in {first - start:.2f} s; {count} generated{rate}{where}", file=sys.stderr)
+
+
+def read(arguments, parser, comm):
+    """The model, and the prompt as text or ids."""
+    prompt = arguments.prompt
+    if prompt == "-":  # mpiexec gives the standard input to rank 0
+        prompt = sys.stdin.read() if comm is None or comm.rank == 0 else None
+        prompt = prompt if comm is None else comm.bcast(prompt)
+    if comm is not None and arguments.threads is None:
+        from ..distributed._agreement import join
+
+        arguments.threads = threads.count(None, join(comm).sharing)
+    prompt = ids_of(prompt, parser) if arguments.ids else prompt
+    return load(arguments, parser, "Decoder"), prompt
+
+
+def begin(arguments, parser, comm, model, prompt):
+    """The tokens of the prompt, and an iterator over those that follow."""
+    options = {} if comm is None else {"comm": comm}
+    if arguments.cache:
+        options["dtype"] = arguments.cache
+    try:
+        prompt = prompt if arguments.ids else model.tokenizer.encode(prompt).ids
+        return prompt, model.generate(
+            prompt, arguments.tokens, temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p,
+            seed=arguments.seed, caches=model.new_caches(1, **options),
+        )  # fmt: skip
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        parser.error(str(error))
+
+
+class Wrong(Exception):
+    pass
+
+
+class Silent:
+    """In place of a parser."""
+
+    def error(self, text):
+        raise Wrong(text)
+
+
+def together(comm, parser, work):
+    """`work(parser)` on all ranks.  If that is an error on any of them, it is said once, and all end."""
+    if comm is None:
+        return work(parser)
+    result, wrong = None, None
+    try:
+        result = work(Silent())
+    except Wrong as error:
+        wrong = str(error)
+    for rank, text in enumerate(comm.allgather(wrong)):
+        if text is not None:
+            if comm.rank == 0:
+                parser.error(text if rank == 0 else f"{text} (on rank {rank})")
+            raise SystemExit(2)
+    return result
+
+
+def world():
+    """The communicator of all ranks, if mpiexec or srun has started several; else None."""
+    if not LAUNCHERS & os.environ.keys():
+        return None
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):  # none, or one that finds no MPI
+        return None
+    return MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None

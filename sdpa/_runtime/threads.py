@@ -13,14 +13,15 @@ MOST = max(64, 4 * (os.cpu_count() or 1))  # more threads would only wait for ea
 _orphan = None  # the thread that a forked child began with
 
 
-def count(threads=None):
-    """`threads` if given, else SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use."""
-    number = _wanted(threads)
+def count(threads=None, sharing=1):
+    """`threads` if given, else SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use, which it
+    shares evenly with the other processes of the same work: `sharing` of them, itself included."""
+    number = _wanted(threads, sharing)
     # A forked child has none of its parent's threads, but libgomp in the child waits for them, whoever started them.
     return 1 if _orphan is not None and _orphan == threading.get_ident() else number
 
 
-def _wanted(threads):
+def _wanted(threads, sharing):
     if threads is not None:
         try:
             number = operator.index(None if isinstance(threads, bool) else threads)
@@ -37,7 +38,7 @@ def _wanted(threads):
     shared = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number per nesting level
     if shared.isdecimal() and int(shared) > 0:
         return min(int(shared), MOST)
-    return usable_cpus()
+    return max(1, usable_cpus() // sharing)
 
 
 def usable_cpus():

@@ -22,6 +22,10 @@ __all__ = ["Decoder", "Encoder", "frequencies_of", "load", "mrope_positions"]
 def load(folder, *, dtype=None, threads=None, pieces=None):
     """Load the model in a folder: an Encoder or a Decoder.
 
+    The files are data, and nothing in them is run.  A file that is damaged is a ValueError that names it.  The weights
+    are mapped into memory, so the files must not change while the model is used: if another program shortens one of
+    them, the system ends this process where it reads past the end (SIGBUS).
+
     dtype : the dtype of all computations: float16, bfloat16 (of ml_dtypes), float32 or float64.  Default: the dtype of
         the weights.
     threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.

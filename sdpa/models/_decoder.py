@@ -1,5 +1,7 @@
 """Decoders: every token sees those before it, and says what the next may be."""
 
+from functools import partial
+
 import numpy as np
 
 from .._checks import number, plain_array, sum_dtype, whole_number
@@ -23,14 +25,17 @@ class Decoder(Transformer):
         batch = Batch(ids, self.settings.words, lengths)
         return batch.result(self._logits(self._packed(batch, caches)))
 
-    def new_caches(self, batch=1, **options):
+    def new_caches(self, batch=1, *, comm=None, **options):
         """Return an empty KVCache for each layer.  The options are those of KVCache, with two other defaults:
 
         dtype : default: the dtype of the model.    window : default: the window of the layer.
+
+        comm : a communicator of mpi4py, over whose ranks the tokens are spread: each cache is an
+            `sdpa.distributed.KVCache`.  All ranks then make the same calls, and generate what rank 0 draws.
         """
         s, options = self.settings, {"dtype": self.dtype, **options}
-        make = self.pieces.KVCache
-        return [make(batch, s.kv_heads, s.head_dim, **{"window": window, **options}) for window in s.windows]
+        make = self.pieces.KVCache if comm is None else partial(_spread_cache(), comm)
+        return [make(batch, s.kv_heads, s.head_dim, **{"window": s.window(n), **options}) for n in range(s.layers)]
 
     def generate(
         self, prompt, max_new_tokens, *, temperature=0, top_k=None, top_p=None, seed=None, stop=None, caches=None
@@ -55,9 +60,7 @@ class Decoder(Transformer):
         batch = Batch(self.tokenizer.encode(prompt).ids if text else prompt, self.settings.words)
         count = whole_number("max_new_tokens", max_new_tokens, least=0)
         draw = _draw(temperature, top_k, top_p, seed)
-        if stop is None:
-            about = self.folder.json("generation_config.json", {})
-            stop = about.get("eos_token_id", self.config.get("eos_token_id"))
+        stop = self._ends() if stop is None else stop
         stop = plain_array("stop", [] if stop is None else stop)
         if stop.dtype.kind not in "iu" and stop.size:
             raise TypeError(f"stop is {stop}: it must be a token or several, which are whole numbers")
@@ -67,10 +70,22 @@ class Decoder(Transformer):
         most = int((self._before(caches, batch) + batch.counts).max()) + count - 1
         if self.longest is not None and most > self.longest:
             raise ValueError(f"prompt and max_new_tokens are {most} tokens: the model has places for {self.longest}")
-        tokens = self._generated(batch, count, draw, stop, caches)
+        tokens = self._generated(batch, count, _drawn_once(draw, caches), stop, caches)
         if text:
             return self.pieces_of_text(int(token[0]) for token in tokens)
         return tokens if batch.batched else (int(token[0]) for token in tokens)
+
+    def _ends(self):
+        """The tokens that end a sequence, as the folder names them, or None."""
+        about, name = self.folder.json("generation_config.json", {}), "generation_config.json"
+        if "eos_token_id" not in about:
+            about, name = self.config, "config.json"
+        ends = about.get("eos_token_id")
+        if not all(type(one) is int and abs(one) < 2**63 for one in ([ends] if type(ends) is not list else ends)):
+            if ends is not None:
+                path = self.folder.path / name
+                raise ValueError(f"{path}: eos_token_id is {ends!r:.60}: it must be a token or a list of tokens")
+        return ends
 
     def _generated(self, batch, count, draw, stop, caches):
         """Give arrays (B) of tokens."""
@@ -104,9 +119,10 @@ class Decoder(Transformer):
         s = self.settings
 
         def attend(number, query, key, value, threads):
-            options = dict(scale=s.scales[number], threads=threads)
+            options = dict(scale=s.scale(number), threads=threads)
             if caches is None:
-                window = None if s.windows[number] is None else (s.windows[number] - 1, None)
+                window = s.window(number)
+                window = None if window is None else (window - 1, None)
                 options |= dict(cu_seqlens_q=batch.ends, causal=True, window=window)
                 return self.pieces.attention_varlen(query, key, value, **options)
             query, key, value = (batch.spread(heads).swapaxes(1, 2) for heads in (query, key, value))
@@ -135,6 +151,18 @@ class Decoder(Transformer):
             sizes = f"one for each of the {self.settings.layers} layers, with a batch of {len(batch.ids)}"
             raise ValueError(f"caches are {caches}: they must be {sizes}")
         return np.array(caches[0].lengths)
+
+
+def _spread_cache():
+    from ..distributed import KVCache
+
+    return KVCache
+
+
+def _drawn_once(draw, caches):
+    """Where caches are spread over ranks, which may have other random numbers: what rank 0 draws, on all of them."""
+    group = getattr(caches[0], "_group", None)
+    return draw if group is None else lambda logits: group.comm.bcast(draw(logits))
 
 
 def _draw(temperature, top_k, top_p, seed):

@@ -1,0 +1,137 @@
+"""What must be the same on all ranks, and errors that all of them raise."""
+
+import os
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Group(NamedTuple):
+    """The ranks of a communicator, and a communicator of our own for them, so that no message of the caller's meets one
+    of ours."""
+
+    comm: Any
+    rank: int
+    size: int
+    sharing: int  # ranks that share the CPUs of this one
+    rooms: dict[str, Any]  # memory that a call used and the next one finds again, see `room`
+
+
+# Of what a call used for its own ends so much is kept for the next one, which then does not wait for new pages of
+# memory: they cost 3 of 50 ms where 4096 positions are spread over two ranks.  Longer calls do not notice them.
+KEPT_BYTES = 1 << 26
+
+
+def room(group, name, size):
+    """So many bytes for the use of that name, of which a call has one at a time."""
+    found = group.rooms.get(name)
+    if found is None or found.size < size:
+        found = np.empty(size, np.uint8)
+        group.rooms.pop(name, None)
+        if size + sum(others.size for others in group.rooms.values()) <= KEPT_BYTES:
+            group.rooms[name] = found
+    return found[:size]
+
+
+_KEY = None  # under which a communicator keeps the Group
+
+
+def join(comm):
+    """The Group of an mpi4py communicator, made at the first call with it; all ranks of it call this."""
+    global _KEY
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise TypeError(f"comm is {comm!r}: it must be a communicator of mpi4py, such as MPI.COMM_WORLD")
+    if _KEY is None:
+        _KEY = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, group: group.comm.Free())
+    group = comm.Get_attr(_KEY)
+    if group is None:
+        own = comm.Dup()
+        group = Group(own, own.rank, own.size, _sharing(own), {})
+        comm.Set_attr(_KEY, group)
+    return group
+
+
+def _sharing(comm):
+    """How many ranks may use the CPUs that this one may use.  mpiexec may bind each rank to CPUs of its own."""
+    from mpi4py import MPI
+
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    here = sum(not cpus.isdisjoint(others) for others in node.allgather(cpus))
+    node.Free()
+    return here
+
+
+def gather_counts(group, *arrays, axis):
+    """The rows of each array on each rank, (arrays, ranks); 0 of what has no such axis, which the checks then find."""
+    own = [np.shape(a)[axis] if np.ndim(a) >= abs(axis) and np.ndim(a) > axis else 0 for a in map(_shaped, arrays)]
+    counts = np.empty((group.size, len(own)), np.int64)
+    group.comm.Allgather(np.array(own, np.int64), counts)
+    return counts.T.tolist()
+
+
+def _shaped(array):
+    try:
+        return array if isinstance(array, np.ndarray) else np.asarray(array)
+    except (TypeError, ValueError):
+        return np.empty(0)
+
+
+def agree(group, prepare):
+    """What `prepare()` returns on this rank: (result, {name: value}).  All ranks call this.
+
+    If it raises on any rank, or if the values differ from those of rank 0, the same error is raised on all ranks.
+    """
+    result, error, said = None, None, {}
+    try:
+        result, said = prepare()
+    except Exception as raised:
+        error = raised
+    told = None if error is None else (type(error) if type(error) in KINDS else ValueError, str(error))
+    everyone = group.comm.allgather((told, said))
+    for rank, (wrong, _) in enumerate(everyone):
+        if wrong is not None:
+            kind, text = wrong
+            raise kind(f"{text} (on rank {rank})") from error
+    for rank, (_, others) in enumerate(everyone):
+        for name, value in everyone[0][1].items():
+            if not _same(value, others[name]):
+                raise ValueError(
+                    f"{name} is {_shown(value)} on rank 0 and {_shown(others[name])} on rank {rank}: "
+                    "it must be the same on all ranks"
+                )
+    return result
+
+
+KINDS = (ValueError, TypeError, MemoryError)
+
+
+def _same(a, b):
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return type(a) is type(b) and a == b
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _shown(value):
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def finish(group, failure):
+    """All ranks call this when their work is done, or has failed: they all return, or they all raise."""
+    failed = np.array([failure is not None], np.int32)
+    anywhere = np.empty_like(failed)
+    group.comm.Allreduce(failed, anywhere)
+    if not anywhere[0]:
+        return
+    own = failure is not None and not isinstance(failure, Elsewhere)
+    errors = group.comm.allgather(f"{type(failure).__name__}: {failure}" if own else None)
+    if own:
+        raise failure
+    rank, text = next((rank, text) for rank, text in enumerate(errors) if text is not None)
+    raise RuntimeError(f"the call failed on rank {rank}, so no rank has a result: {text}") from None
+
+
+class Elsewhere(RuntimeError):
+    """Another rank has sent nothing where a block was due, because it failed."""

@@ -1,0 +1,113 @@
+"""Whole arrays spread over the ranks, and brought together again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._checks import plain_array, whole_number
+from ._agreement import agree, gather_counts, join
+from ._layout import check_layout, counts_of, cut
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+
+def scatter(
+    comm: Any, array: ArrayLike | None, *, axis: int = -2, layout: str = "contiguous", root: int = 0
+) -> NDArray[Any]:
+    """The rows of this rank, as `rows` says, of an array that rank `root` has.
+
+    Parameters
+    ----------
+    comm : the communicator of mpi4py.  All its ranks call this.
+    array : the whole array on rank `root`; it does not count on the other ranks, where it may be None.
+    axis : of the rows: -2 of (B, H, M, D), 0 of packed sequences.
+    layout : as for `rows`.
+    root : the rank that has the array.
+
+    The rows are new arrays, in C order, also on rank `root`.
+    """
+    group = join(comm)
+
+    def check():
+        given = None if group.rank != root else plain_array("array", array)
+        return given, _check(group, given, axis, layout, root)
+
+    given = agree(group, check)
+    shape, dtype = group.comm.bcast(None if given is None else (given.shape, given.dtype), root)
+    counts = counts_of(shape[axis], group.size, layout)
+    own = np.empty(_with_rows(shape, axis, counts[group.rank]), dtype)
+    sizes = [int(np.prod(_with_rows(shape, axis, count))) * dtype.itemsize for count in counts]
+    sent = None
+    if given is not None:
+        chunks = sorted(cut(counts, layout))  # by rank, and then by position, which is the order in its arrays
+        packed = [_of_rank(given, [c for c in chunks if c.rank == rank], axis) for rank in range(group.size)]
+        sent = [np.concatenate(packed).view(np.uint8), sizes]
+    group.comm.Scatterv(sent, own.reshape(-1).view(np.uint8), root)
+    return own
+
+
+def gather(
+    comm: Any, array: ArrayLike, *, axis: int = -2, layout: str = "contiguous", root: int | None = 0
+) -> NDArray[Any] | None:
+    """The whole array whose rows the ranks have, on rank `root`; None on the others.  root=None: on all ranks.
+
+    Parameters are those of `scatter`, which this undoes; the ranks may have any numbers of rows.
+    """
+    group = join(comm)
+    counts = gather_counts(group, array, axis=axis)[0]
+
+    def check():
+        given = plain_array("array", array)
+        said = _check(group, given, axis, layout, root)
+        shape = _with_rows(given.shape, axis, 0)
+        return given, said | {"the dtype of array": str(given.dtype), "the shape of array without its rows": shape}
+
+    given = agree(group, check)
+    parts = [np.empty(_with_rows(given.shape, axis, count), given.dtype) for count in counts]
+    sizes = [part.nbytes for part in parts]
+    received = np.empty(sum(sizes), np.uint8) if root is None or group.rank == root else None
+    sent = np.ascontiguousarray(given).reshape(-1).view(np.uint8)
+    if root is None:
+        group.comm.Allgatherv(sent, [received, sizes])
+    else:
+        group.comm.Gatherv(sent, None if received is None else [received, sizes], root)
+    if received is None:
+        return None
+    parts = [
+        data.view(given.dtype).reshape(part.shape)
+        for data, part in zip(np.split(received, np.cumsum(sizes)[:-1]), parts)
+    ]
+    whole = np.empty(_with_rows(given.shape, axis, sum(counts)), given.dtype)
+    for chunk in cut(counts, layout):
+        _rows(whole, chunk.first, chunk.count, axis)[...] = _rows(parts[chunk.rank], chunk.at, chunk.count, axis)
+    return whole
+
+
+def _check(group, array, axis, layout, root):
+    """Raises where the call is wrong; {name: value} of what must be the same on all ranks."""
+    check_layout(layout)
+    if root is not None and whole_number("root", root, 0) >= group.size:
+        raise ValueError(f"root is {root}: it must be from 0 to {group.size - 1}, the last rank")
+    if array is not None:
+        if array.dtype.hasobject:
+            raise TypeError(f"array has dtype {array.dtype}: objects do not travel")
+        if not -array.ndim <= axis < array.ndim:
+            raise ValueError(f"axis is {axis}: array has shape {array.shape}, so there is no such axis")
+    return {"axis": axis, "layout": layout, "root": root}
+
+
+def _with_rows(shape, axis, rows):
+    shape = list(shape)
+    shape[axis] = rows
+    return tuple(shape)
+
+
+def _rows(array, first, count, axis):
+    return np.moveaxis(np.moveaxis(array, axis, 0)[first : first + count], 0, axis)
+
+
+def _of_rank(array, chunks, axis):
+    return np.concatenate([_rows(array, c.first, c.count, axis) for c in chunks], axis=axis).reshape(-1)

@@ -1,0 +1,285 @@
+"""What mpiexec starts: wrong calls, ranks that fail, several communicators, bits, and what travels."""
+
+import itertools
+
+import numpy as np
+from mpi4py import MPI
+from support.accuracy import assert_same_bits
+from support.draw import draw, float32, float64, rng
+from support.errors import ERRORS
+from support.packed import ERRORS as PACKED_ERRORS
+from support.packed import KS, QS, A, K, V
+
+import sdpa
+from sdpa import _core, distributed
+from sdpa.distributed import _agreement, _attention, _backward, _ring
+
+world = MPI.COMM_WORLD
+LAST = world.size - 1
+
+
+def same_everywhere(call, comm=world):
+    """The error that `call()` raises, which must be the same on all ranks."""
+    error = None
+    try:
+        call()
+    except Exception as raised:
+        error = raised
+    said = comm.allgather((type(error).__name__, str(error)))
+    assert len(set(said)) == 1 and error is not None, said
+    return error
+
+
+def spread(*arrays, layout="contiguous"):
+    return [distributed.scatter(world, x, layout=layout) for x in arrays]
+
+
+def wrong_arguments_on_one_rank():
+    for case in ERRORS:
+        kind, changes, parts = case.values
+        query, key, value = draw()
+        mine = dict(query=query, key=key, value=value) | (changes if world.rank == LAST else {})
+        if (
+            world.size > 1
+            and "kv_lengths" in changes
+            and not isinstance(changes["kv_lengths"], (np.ma.MaskedArray, list))
+        ):
+            continue  # a length that is too large for one rank is not for all of them
+        error = same_everywhere(lambda mine=mine: distributed.attention(world, **mine))
+        assert isinstance(error, (kind, ValueError)), (case.id, error)
+        if world.size == 1 or f"rank {LAST}" in str(error):
+            assert parts[0].split()[0] in str(error), (case.id, error)
+
+
+def wrong_packed_arguments_on_one_rank():
+    right = dict(query=A, key=K, value=V, cu_seqlens_q=QS, cu_seqlens_k=KS)
+    total = {"cu_seqlens_q": [0, *[6 * world.size] * 2], "cu_seqlens_k": [0, *[9 * world.size] * 2]}
+    for name, (kind, _, changes) in PACKED_ERRORS.items():
+        mine = right | total | (changes if world.rank == LAST else {})
+        if world.size > 1 and name in ("unequal", "lengths", "length"):
+            continue  # these depend on the numbers of one rank
+        error = same_everywhere(lambda mine=mine: distributed.attention_varlen(world, **mine))
+        assert isinstance(error, (kind, ValueError)), (name, error)
+
+
+def ranks_that_do_not_agree():
+    if world.size == 1:
+        return
+    query, key, value = draw(dtype=float64)
+    own = float(world.rank == LAST)
+    for said, changes in {
+        "causal": dict(causal=bool(own)),
+        "scale": dict(scale=0.5 + own),
+        "window": dict(window=(3 + int(own), None)),
+        "sinks": dict(sinks=np.full(4, own)),
+        "kv_lengths": dict(kv_lengths=3 + int(own)),
+        "q_offset": dict(q_offset=[0, int(own)]),
+        "layout": dict(layout="zigzag" if own else "contiguous"),
+        "split": dict(split="heads" if own else "sequence") if world.size < 5 else dict(split="tails"),
+        "whether bias is given": dict(bias=np.ones(133 * world.size) if own else None),
+        "the dtype of key": dict(key=key.astype(float32) if own else key),
+        "the shape of value without its rows": dict(value=value[..., :5] if own else value),
+        "the shape of query without its rows": dict(query=query[:1] if own else query),
+    }.items():
+        mine = dict(query=query, key=key, value=value) | changes
+        error = same_everywhere(lambda mine=mine: distributed.attention(world, **mine))
+        assert isinstance(error, ValueError) and said in str(error), (said, error)
+    same = dict(
+        scale=np.float64(0.5) if own else 0.5, q_offset=np.int32(7) if own else 7, window=[4, 1] if own else (4, 1)
+    )
+    distributed.attention(world, query, key, value, sinks=[np.nan] * 4, **same)  # equal, and so it goes through
+
+    def another():
+        if own:
+            distributed.attention_varlen(
+                world,
+                *(x[0].swapaxes(0, 1) for x in (query, key, value)),
+                cu_seqlens_q=[0, 37 * world.size],
+                cu_seqlens_k=[0, 133 * world.size],
+            )
+        else:
+            distributed.attention(world, query[0], key[0], value[0])
+
+    assert isinstance(same_everywhere(another), ValueError)
+
+
+class Failing:
+    """In place of a function of the core: raises at one of its calls, on one rank."""
+
+    def __init__(self, name, rank, call):
+        self.name, self.mine, self.left, self.real = name, world.rank == rank, call, getattr(_core, name)
+
+    def __call__(self, *arguments):
+        self.left -= 1
+        if self.mine and self.left == 0:
+            raise MemoryError("no memory, says the test")
+        return self.real(*arguments)
+
+    def __enter__(self):
+        setattr(_core, self.name, self)
+
+    def __exit__(self, *_):
+        setattr(_core, self.name, self.real)
+
+
+def a_rank_fails_in_the_middle():
+    """On each rank in turn; afterwards nothing is left over that a next call could meet."""
+    query, key, value = draw(M=40, N=40)
+    out, lse = sdpa.attention(query, key, value, return_lse=True)
+    for layout, gathered, rank in itertools.product(("contiguous", "zigzag"), (True, False), range(world.size)):
+        _attention.GATHER_BYTES = 1 << 20 if gathered else -1
+        calls = [("attention", 1 if gathered else 2, distributed.attention, (query, key, value), {})]
+        if world.size <= 4:
+            calls.append(("attention", 1, distributed.attention, (query, key, value), {"split": "heads"}))
+        calls.append(("attention_backward", 2, distributed.attention_backward, (out, query, key, value, out, lse), {}))
+        for name, nth, function, arrays, options in calls:
+            with Failing(name, rank, nth):
+                check_failure(rank, function, *arrays, layout=layout, **options)
+            function(world, *arrays, layout=layout, **options)
+
+
+def check_failure(rank, function, *arrays, **options):
+    if world.size == 1:
+        return
+    try:
+        function(world, *arrays, **options)
+    except MemoryError:
+        assert world.rank == rank
+    except RuntimeError as error:
+        assert world.rank != rank and f"failed on rank {rank}" in str(error) and "no memory" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+def one_rank_is_the_plain_call():
+    query, key, value = draw(M=70, N=200)
+    options = dict(causal=True, return_lse=True)
+    expected = sdpa.attention(query, key, value, **options)
+    out = np.empty_like(expected[0])
+    found = distributed.attention(MPI.COMM_SELF, query, key, value, layout="zigzag", out=out, **options)
+    assert found[0] is out
+    for actual, plain in zip(found, expected):
+        assert_same_bits(actual, plain)
+    arguments = out, query, key, value, *expected
+    for actual, plain in zip(
+        distributed.attention_backward(MPI.COMM_SELF, *arguments, causal=True)[:3],
+        sdpa.attention_backward(*arguments, causal=True)[:3],
+    ):
+        assert_same_bits(actual, plain)
+
+
+def several_communicators():
+    """Halves of the ranks, each with a call of its own, and the world between; messages of the caller meet none."""
+    _attention.GATHER_BYTES = -1
+    half = world.Split(world.rank % 2, -world.rank)
+    mine = draw(M=20 + half.size, N=50, seed=world.rank % 2)
+    parts = [distributed.scatter(half, x) for x in mine]
+    waiting = world.irecv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
+    out = distributed.attention(half, *parts)
+    all_of_them = distributed.attention(world, *mine)
+    world.send("of the caller", (world.rank + 1) % world.size)
+    assert waiting.wait() == "of the caller"
+    whole = distributed.gather(half, out, root=None)
+    np.testing.assert_allclose(whole, sdpa.attention(*mine), rtol=0, atol=1e-5)
+    assert all_of_them.shape == (*mine[0].shape[:-1], 12)
+    half.Free()
+
+
+def what_travels():
+    """As `explain` says, and no more than what windows and causality let a rank see."""
+    _attention.GATHER_BYTES = -1
+    query, key, value = (rng(0).standard_normal((1, 2, 64 * world.size, 8)) for _ in range(3))
+    block = 2 * 2 * 64 * 8 * 8
+    for layout, options, sent in (
+        ("contiguous", {}, block * world.size * LAST),
+        ("contiguous", dict(causal=True), block * world.size * LAST // 2),
+        ("contiguous", dict(causal=True, window=(32, None)), block * LAST),
+        ("contiguous", dict(window=(0, 0)), 0),
+        ("contiguous", dict(kv_lengths=64), block * LAST),
+        ("zigzag", {}, block * world.size * LAST),
+        ("zigzag", dict(causal=True), block * world.size * LAST * 3 // 4),
+    ):
+        mine = spread(query, key, value, layout=layout)
+        tally = _ring.Tally()
+        _attention.spread(world, *mine, layout, "sequence", options, tally)
+        told = distributed.explain(world, *mine, layout=layout, **options)
+        assert told.bytes_sent == tally.bytes_sent and told.bytes_sent_in_all == sent, (layout, options, told, sent)
+        assert told.way == ("ring" if world.size > 1 else "one rank") and f"{told.flops}" in str(told)
+        out = np.ones(mine[0].shape)
+        lse = np.ones(out.shape[:-1])
+        results = dict(grad_out=out, out=out, lse=lse, grad_lse=None)
+        tally = _ring.Tally()
+        _backward.spread(world, results, *mine, layout, options, tally)
+        assert world.allreduce(tally.bytes_sent) == 2 * sent  # the gradients of what travelled go back
+    _attention.GATHER_BYTES = 1 << 30
+    tally = _ring.Tally()
+    mine = spread(query, key, value)
+    _attention.spread(world, *mine, "contiguous", "sequence", {}, tally)
+    told = distributed.explain(world, *mine)
+    assert told.bytes_sent == tally.bytes_sent == LAST * block and told.way in ("gather", "one rank")
+    causal = {
+        layout: distributed.explain(world, *spread(query, key, value, layout=layout), layout=layout, causal=True)
+        for layout in ("contiguous", "zigzag")
+    }
+    assert causal["zigzag"].balance <= 1.05 and causal["contiguous"].balance <= 2
+    if world.size <= 2:
+        tally = _ring.Tally()
+        _attention.spread(world, *mine, "contiguous", "heads", {}, tally)
+        assert distributed.explain(world, *mine, split="heads").bytes_sent == tally.bytes_sent
+
+
+def whole_arrays():
+    for dtype in (float32, np.int8, bool, "datetime64[s]"):
+        whole = np.arange(3 * 11 * 2).reshape(3, 11, 2).astype(dtype)
+        for layout in ("contiguous", "zigzag"):
+            for axis in (0, 1, -1):
+                part = distributed.scatter(
+                    world, whole if world.rank == LAST else None, axis=axis, layout=layout, root=LAST
+                )
+                expected = np.take(whole, distributed.rows(whole.shape[axis], world.rank, world.size, layout), axis)
+                np.testing.assert_array_equal(part, expected)
+                np.testing.assert_array_equal(
+                    distributed.gather(world, part, axis=axis, layout=layout, root=None), whole
+                )
+                at_root = distributed.gather(world, part, axis=axis, layout=layout)
+                assert (at_root is None) == (world.rank != 0)
+    own = np.ones((world.rank, 3))
+    assert distributed.gather(world, own, layout="zigzag", root=None).shape == (sum(range(world.size)), 3)
+    for call in (
+        lambda: distributed.scatter(world, None),
+        lambda: distributed.scatter(world, np.ones((2, 2)), root=world.size),
+        lambda: distributed.scatter(world, np.ones((2, 2)), axis=2),
+        lambda: distributed.gather(world, np.ones((2, 2)), layout="no"),
+        lambda: distributed.scatter(world, np.array([[None]])),
+    ):
+        assert isinstance(same_everywhere(call), (ValueError, TypeError))
+
+
+def a_communicator_keeps_its_group():
+    again = world.Dup()
+    group = _agreement.join(again)
+    assert _agreement.join(again) is group and group.comm != again and group.size == world.size
+    again.Free()
+    for comm in (MPI.COMM_NULL, None):
+        try:
+            _agreement.join(comm)
+        except TypeError as error:
+            assert "communicator of mpi4py" in str(error)
+        else:
+            raise AssertionError("no error")
+
+
+for check in (
+    wrong_arguments_on_one_rank,
+    wrong_packed_arguments_on_one_rank,
+    ranks_that_do_not_agree,
+    a_rank_fails_in_the_middle,
+    one_rank_is_the_plain_call,
+    several_communicators,
+    what_travels,
+    whole_arrays,
+    a_communicator_keeps_its_group,
+):
+    if world.rank == 0:
+        print(check.__name__, flush=True)
+    check()
