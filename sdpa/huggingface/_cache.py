@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import cache_utils
 from transformers.cache_utils import CacheLayerMixin, DynamicCache
+from transformers.configuration_utils import PretrainedConfig
 
 from .._cache import kv
 from ..torch._tensors import array_of
@@ -47,6 +48,8 @@ class Cache(DynamicCache):
     """
 
     def __init__(self, config, **options: Any):
+        if config is not None and not isinstance(config, PretrainedConfig):
+            raise TypeError(f"config is of type {type(config).__name__}: it must be that of a model of transformers")
         unknown = options.keys() - OPTIONS
         if unknown:
             raise TypeError(f"Cache does not take {', '.join(sorted(unknown))}, but {', '.join(sorted(OPTIONS))}")
@@ -86,6 +89,7 @@ class Layer(CacheLayerMixin):
         self.sliding_window = min(windows, default=None)
         self.options, self.record_past = options, False
         self.kv: kv.KVCache | None = None
+        self.learned: Tensor | None = None  # requires a gradient if any key or value did
 
     # ------------------------------------------------------------------------------------- what transformers asks for
 
@@ -116,7 +120,9 @@ class Layer(CacheLayerMixin):
         first = self.get_mask_sizes(count)[1]
         cache: kv.KVCache = self.kv  # type: ignore[assignment]
         cache.append(array_of("key", key_states), array_of("value", value_states))
-        return Rows(cache, first, len(cache)).tensors(self.dtype)
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            self.learned = torch.zeros(0, requires_grad=True)
+        return Rows(cache, first, len(cache), self.learned).tensors(self.dtype)
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
@@ -127,7 +133,7 @@ class Layer(CacheLayerMixin):
         return None if self.kv is None else self._kept()[1]
 
     def _kept(self):
-        return Rows(self.kv, self.get_mask_sizes(0)[1], len(self.kv)).tensors(self.dtype)
+        return Rows(self.kv, self.get_mask_sizes(0)[1], len(self.kv), self.learned).tensors(self.dtype)
 
     def get_seq_length(self, *args: Any) -> int:
         return 0 if self.kv is None else len(self.kv)
@@ -147,7 +153,7 @@ class Layer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name in 4.57
 
     def reset(self) -> None:
-        self.kv = None
+        self.kv = self.learned = None
 
     def crop(self, tokens: int) -> None:
         """Forget the last tokens, so many as the negative number says; or all but the first, if it is positive."""

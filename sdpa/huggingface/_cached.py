@@ -11,18 +11,26 @@ from torch import Tensor
 from .._cache import kv
 from .._cache.attend import attend
 from ..torch._tensors import array_of, tensor_of, without_tensors
+from ..torch._watched import without_gradients
 from ._lazy import Lazy, plain
 from ._masks import seen_by
 
 ATTEND = kv.ATTEND._replace(most=torch.get_num_threads)
 
 
+REFUSED = (
+    "a gradient was asked for through sdpa.huggingface.Cache, which keeps numbers only: train with use_cache=False, or "
+    "with transformers' DynamicCache"
+)
+
+
 class Rows(NamedTuple):
-    """The tokens from `begin` up to `end` of a cache, of which `count` came last."""
+    """The tokens from `begin` up to `end` of a cache.  `learned` requires a gradient if any that came to it did."""
 
     cache: kv.KVCache
     begin: int
     end: int
+    learned: Tensor | None = None
 
     def still_there(self) -> bool:
         return len(self.cache) == self.end
@@ -36,7 +44,8 @@ class Rows(NamedTuple):
         )  # type: ignore[return-value]
 
     def _made(self, name: str, dtype: torch.dtype) -> Tensor:
-        return tensor_of(kv.tokens(self.cache, name, self.begin, self.end)).to(dtype)
+        made = tensor_of(kv.tokens(self.cache, name, self.begin, self.end)).to(dtype)
+        return without_gradients(REFUSED, made, self.learned)
 
 
 @torch.compiler.disable
@@ -68,10 +77,8 @@ def attend_rows(
     options |= {name: given for name, given in scores.items() if given is not None}
     if options.get("q_offset") == rows.end - query.shape[2]:
         del options["q_offset"]
-    wanted = torch.is_grad_enabled() and query.requires_grad
     out = tensor_of(attend(cache._store, array_of("query", query), without_tensors(options), ATTEND))
-    if wanted:
-        out = _WithoutGradients.apply(out, query)
+    out = without_gradients(REFUSED, out, query, rows.learned, position_bias, scores["sinks"])
     return out.transpose(1, 2).contiguous()
 
 
@@ -82,18 +89,3 @@ def before(pairs: Tensor, rows: Rows, shown, hidden) -> Tensor:
     if not rows.begin or pairs.shape[-1] == 1:
         return pairs
     return torch.nn.functional.pad(pairs, (rows.begin, 0), value=hidden if rows.cache.window is None else shown)
-
-
-class _WithoutGradients(torch.autograd.Function):
-    """What was computed from a cache; a gradient that is asked of it is an error, not wrong."""
-
-    @staticmethod
-    def forward(ctx, out, query):
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx, grad):
-        raise RuntimeError(
-            "a gradient was asked for through sdpa.huggingface.Cache, which keeps numbers only: train with "
-            "use_cache=False, or with transformers' DynamicCache"
-        )

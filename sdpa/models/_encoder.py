@@ -1,5 +1,7 @@
 """Encoders: every token sees all of its sequence."""
 
+from pathlib import Path
+
 import numpy as np
 
 from .._checks import plain_array, sum_dtype
@@ -16,8 +18,9 @@ class Encoder(Transformer):
         super().__init__(*given)
         self.pooling = _pooling(self.folder)
         about = self.folder.json("sentence_bert_config.json", {})
-        longest = about.get("max_seq_length") or self.folder.json("tokenizer_config.json", {}).get("model_max_length")
-        self._cut = int(min(longest or self.longest, self.longest))
+        self._cut = _longest(self.folder, "sentence_bert_config.json", "max_seq_length")
+        self._cut = self._cut or _longest(self.folder, "tokenizer_config.json", "model_max_length") or self.longest
+        self._cut = int(min(self._cut, self.longest))
         self._lower = bool(about.get("do_lower_case"))
 
     def __call__(self, ids, *, lengths=None, mask=None, token_types=None):
@@ -92,23 +95,34 @@ class Encoder(Transformer):
         return self._through(x, attend)
 
 
+def _longest(folder, file, key):
+    """How many tokens a text may have, by that file, or None."""
+    given = folder.json(file, {}).get(key)
+    if given is not None and (type(given) not in (int, float) or not given >= 1):
+        raise ValueError(f"{folder.path / file}: {key} is {given!r:.60}: it must be a number of 1 or more")
+    return given
+
+
 def _pooling(folder):
     """The names of the POOLINGS that modules.json asks for, a file of sentence-transformers."""
-    names = ["mean"]
+    names, modules = ["mean"], folder.path / "modules.json"
     for module in folder.json("modules.json", []):
-        kind = str(module.get("type")).rpartition(".")[2]
+        kind, place = (str(module.get(key)) if isinstance(module, dict) else "" for key in ("type", "path"))
+        kind = kind.rpartition(".")[2]
         if kind == "Pooling":
-            path = f"{module.get('path')}/config.json"
+            if place != Path(place).name or not place.isprintable():
+                raise ValueError(f"{modules}: path is {place!r:.60}: it must be the name of a folder beside it")
+            path = f"{place}/config.json"
             about = folder.json(path)
             names = about.get("pooling_mode") or [
                 name for key, name in OLDER.items() if about.get(f"pooling_mode_{key}")
             ]
             names = [names] if isinstance(names, str) else names
-            if not names or not all(name in POOLINGS for name in names):
-                raise ValueError(f"{folder.path / path}: pooling is {names}: it must be of {', '.join(POOLINGS)}")
+            known = isinstance(names, list) and all(isinstance(name, str) and name in POOLINGS for name in names)
+            if not names or not known:
+                raise ValueError(f"{folder.path / path}: pooling is {names!r:.60}: it must be of {', '.join(POOLINGS)}")
         elif kind not in ("Transformer", "Normalize"):
-            path = folder.path / "modules.json"
-            raise ValueError(f"{path}: a module is {kind}: it must be Transformer, Pooling or Normalize")
+            raise ValueError(f"{modules}: a module is {kind}: it must be Transformer, Pooling or Normalize")
     return names
 
 

@@ -1,6 +1,8 @@
 """The architectures: the names of their settings and tensors, and what else differs between them."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -18,6 +20,27 @@ KEYS = dict(
 )  # fmt: skip
 # Keys that may have only one value, because models with another value compute something else.
 ONLY = dict(add_cross_attention=False, is_decoder=False, position_embedding_type="absolute")
+LARGEST = 2**40, 2**16  # of all sizes, and of a head, whose frequencies are computed before there are tensors
+
+
+def _number(value, least=-math.inf, most=math.inf):
+    return type(value) in (int, float) and least <= value <= most and abs(value) < 1e300
+
+
+_flag = "true or false", lambda value: type(value) is bool
+_eps = "a number from 0 to 1", lambda value: _number(value, 0, 1)
+_whole = "a whole number", lambda value: type(value) is int and abs(value) <= LARGEST[0]
+_object = "an object", lambda value: isinstance(value, dict)
+# What other settings must be, where they are there and not null.
+RULES = dict(
+    attention_bias=_flag, mlp_bias=_flag, tie_word_embeddings=_flag, use_sliding_window=_flag, scale_attn_weights=_flag,
+    scale_attn_by_inverse_layer_idx=_flag, layer_norm_eps=_eps, rms_norm_eps=_eps, layer_norm_epsilon=_eps,
+    pad_token_id=_whole, max_window_layers=_whole, rope_parameters=_object, rope_scaling=_object,
+    sliding_window=("a whole number of 1 or more", lambda value: _whole[1](value) and value >= 1),
+    layer_types=("a list of names", lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value)),
+    rope_theta=("a number above 0", lambda value: _number(value, 1e-300)),
+    partial_rotary_factor=("a number from 0 to 1", lambda value: _number(value, 0, 1)),
+)  # fmt: skip
 
 
 class Family(NamedTuple):
@@ -44,7 +67,8 @@ def _llama_biases(config):
 
 def _qwen_window(config, layer):
     kinds = config.get("layer_types")
-    slides = layer >= config.get("max_window_layers", 28) if kinds is None else kinds[layer] == "sliding_attention"
+    begin = config.get("max_window_layers")
+    slides = layer >= (28 if begin is None else begin) if kinds is None else kinds[layer] == "sliding_attention"
     return config.get("sliding_window", 4096) if slides and config.get("use_sliding_window") else None
 
 
@@ -62,7 +86,14 @@ _bert = Family(
     ),
     ("layer_norm_eps", 1e-12),
 )  # fmt: skip
-_roberta = _bert._replace(prefix="roberta.", first_place=lambda config: config.get("pad_token_id", 1) + 1)
+
+
+def _first_place(config):
+    """RoBERTa's positions begin behind that of padding."""
+    return 2 if config.get("pad_token_id") is None else config["pad_token_id"] + 1
+
+
+_roberta = _bert._replace(prefix="roberta.", first_place=_first_place)
 _distilbert = Family(
     "distilbert.",
     dict(
@@ -127,40 +158,64 @@ def family_and_settings(folder):
     """The family and the settings that config.json describes.  A value that is not known raises ValueError."""
     config, path = folder.config, folder.path / "config.json"
     kind = config.get("model_type")
-    if kind not in FAMILIES:
-        raise ValueError(f"{path}: model_type is {kind!r}: it must be one of {', '.join(FAMILIES)}")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ValueError(f"{path}: model_type is {kind!r:.60}: it must be one of {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
     for key, value in ONLY.items():
         if config.get(key, value) != value:
-            raise ValueError(f"{path}: {key} is {config[key]!r}: it must be {value!r}")
-    s = SimpleNamespace()
-    for name, usual in KEYS.items():
-        key, *default = family.keys.get(name, usual)
-        given = config.get(key)
-        value = default[0] if given is None and default else given
-        if name == "activation":
-            if value not in ACTIVATIONS:
-                raise ValueError(f"{path}: {key} is {value!r}: it must be one of {', '.join(ACTIVATIONS)}")
-            value = ACTIVATIONS[value]
-        elif (type(value) is not int or value < 1) and default != [value]:
-            raise ValueError(f"{path}: {key} is {value!r}: it must be a whole number of 1 or more")
-        setattr(s, name, value)
-    s.kv_heads, s.head_dim, s.inner = s.kv_heads or s.heads, s.head_dim or s.width // s.heads, s.inner or 4 * s.width
+            raise ValueError(f"{path}: {key} is {config[key]!r:.60}: it must be {value!r}")
+    for key, (rule, holds) in RULES.items():
+        if config.get(key) is not None and not holds(config[key]):
+            raise ValueError(f"{path}: {key} is {config[key]!r:.60}: it must be {rule}")
+    s = _sizes(config, path, family)
     if s.heads % s.kv_heads:
         raise ValueError(f"{path}: {s.heads} heads on {s.kv_heads}: the former must be a multiple of the latter")
-    s.eps, s.first_place = config.get(*family.eps), family.first_place(config)
-    s.windows = [family.window(config, layer) for layer in range(s.layers)]
-    scale = s.head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
-    s.scales = [scale / (i + 1 if config.get("scale_attn_by_inverse_layer_idx") else 1) for i in range(s.layers)]
+    kinds = config.get("layer_types")
+    if kinds is not None and len(kinds) != s.layers:
+        raise ValueError(f"{path}: layer_types are {len(kinds)}: they must be {s.layers}, one for each layer")
+    key, default = family.eps
+    s.eps = default if config.get(key) is None else config[key]
+    s.first_place = family.first_place(config)
+    if not 0 <= s.first_place < s.places:
+        raise ValueError(f"{path}: pad_token_id is {config['pad_token_id']}: it must be from 0 to below {s.places - 1}")
+    # Of a layer; functions, as nobody knows yet whether there are so many layers.
+    s.window = partial(family.window, config)
+    s.scale = partial(_scale, config, s.head_dim)
     s.tied = config.get("tie_word_embeddings", family is _gpt2)
     s.rope = None  # the argument of frequencies_of
     if family.decoder and "places" not in family.tensors:
         s.rope = config | dict(head_dim=s.head_dim)
         try:
-            frequencies_of(s.rope)
+            for length in (0, LARGEST[0]):  # some kinds have others for long sequences
+                frequencies_of(s.rope, length)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     return family, s
+
+
+def _sizes(config, path, family):
+    """The settings of KEYS."""
+    s = SimpleNamespace()
+    for name, usual in KEYS.items():
+        key, *default = family.keys.get(name, usual)
+        given = config.get(key)
+        value, most = default[0] if given is None and default else given, LARGEST[name == "head_dim"]
+        if name == "activation":
+            if not isinstance(value, str) or value not in ACTIVATIONS:
+                raise ValueError(f"{path}: {key} is {value!r:.60}: it must be one of {', '.join(ACTIVATIONS)}")
+            value = ACTIVATIONS[value]
+        elif (type(value) is not int or not 1 <= value <= most) and default != [value]:
+            raise ValueError(f"{path}: {key} is {value!r:.60}: it must be a whole number of 1 or more, up to {most}")
+        setattr(s, name, value)
+    s.kv_heads, s.head_dim, s.inner = s.kv_heads or s.heads, s.head_dim or s.width // s.heads, s.inner or 4 * s.width
+    if not 1 <= s.head_dim <= LARGEST[1]:
+        raise ValueError(f"{path}: {s.heads} heads have {s.head_dim} numbers each: they must be 1 to {LARGEST[1]}")
+    return s
+
+
+def _scale(config, head_dim, layer):
+    scale = head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
+    return scale / (layer + 1 if config.get("scale_attn_by_inverse_layer_idx") else 1)
 
 
 def shapes(s):

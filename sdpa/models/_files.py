@@ -30,7 +30,7 @@ class Folder:
         kind = dict if default is None else type(default)
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: it must be JSON: {error}") from None
         if not isinstance(found, kind):
             raise ValueError(f"{path}: it must hold a {kind.__name__}, and holds {found!r:.40}")
@@ -69,7 +69,10 @@ class Folder:
         except ImportError:
             message = "text needs the package tokenizers (pip install 'sdpa[models]'): without it give token ids"
             raise ImportError(message) from None
-        tokenizer = Tokenizer.from_file(str(path))
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # that package has no class of its own for what is wrong
+            raise ValueError(f"{path}: it must be a tokenizer that the package tokenizers reads: {error}") from None
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
@@ -105,12 +108,14 @@ class Safetensors:
             about = about if isinstance(about, dict) else {}
             dtype, shape, place = (about.get(key) for key in ("dtype", "shape", "data_offsets"))
             if not isinstance(dtype, str) or dtype not in SIZES:
-                raise self.error(name, f"has dtype {dtype!r}: it must be one of {', '.join(SIZES)}")
+                raise self.error(name, f"has dtype {dtype!r:.60}: it must be one of {', '.join(SIZES)}")
             if not _whole(shape):
-                raise self.error(name, f"has shape {shape!r}: it must be a list of whole numbers")
+                raise self.error(name, f"has shape {shape!r:.60}: it must be a list of whole numbers")
             wanted = math.prod(shape) * SIZES[dtype]
             if not _whole(place) or len(place) != 2 or place[1] - place[0] != wanted:
-                raise self.error(name, f"has data_offsets {place!r}: for {dtype} {shape} they must be {wanted} apart")
+                raise self.error(
+                    name, f"has data_offsets {place!r:.60}: for {dtype} {shape} they must be {wanted} apart"
+                )
             places.append((*place, name))
         end = 0
         for begin, until, name in sorted(places):
@@ -149,4 +154,7 @@ def _bfloat16_of(bits):
 
 
 def _whole(numbers):
-    return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
+    """Whether it is a list of them.  NumPy has 64 axes at most; and the product of a few is computed at once."""
+    if not isinstance(numbers, list) or len(numbers) > 64:
+        return False
+    return all(type(number) is int and 0 <= number < 2**63 for number in numbers)

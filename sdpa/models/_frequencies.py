@@ -14,23 +14,28 @@ def frequencies_of(config, length=0):
     "rope_parameters" or, as older files have it, "rope_scaling"."""
     rope = rope_parameters(config)
     kind = rope["rope_type"]
-    if kind not in KINDS:
-        raise ValueError(f"rope_type is {kind!r}: it must be one of {', '.join(KINDS)}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"rope_type is {kind!r:.60}: it must be one of {', '.join(KINDS)}")
     try:
-        frequencies, factor = KINDS[kind](rope, length)
+        with np.errstate(all="ignore"):
+            frequencies, factor = KINDS[kind](rope, length)
+            frequencies, factor = np.asarray(frequencies, np.float64), float(factor)
     except KeyError as missing:
         raise ValueError(f"rope_parameters have no {missing}: for rope_type {kind!r} it must be there") from None
-    except TypeError:
-        raise ValueError(
-            f"rope_parameters are {rope}: they must be numbers, as rope_type {kind!r} needs them"
-        ) from None
-    return np.asarray(frequencies, np.float64), float(factor)
+    except (TypeError, ValueError, ArithmeticError):
+        frequencies, factor = np.zeros(0), math.nan
+    if not (np.isfinite(frequencies).all() and math.isfinite(factor)):
+        raise ValueError(f"rope_parameters are {rope}: they must be numbers, as rope_type {kind!r} needs them")
+    if frequencies.ndim != 1 or 2 * len(frequencies) > rope["head_dim"]:
+        shape, most = frequencies.shape, rope["head_dim"] // 2
+        raise ValueError(f"rope_parameters are {rope}: they give frequencies {shape}, and must give {most} at most")
+    return frequencies, factor
 
 
 def rope_parameters(config):
     """The parameters in config.json, and the sizes that the kinds need."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if any(isinstance(one, dict) for one in rope.values()):
+    if not all(isinstance(one, (str, int, float, list, type(None))) for one in rope.values()):
         raise ValueError(f"rope_parameters are {rope}: they must be the same for all layers")
     rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
     rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))

@@ -116,19 +116,25 @@ class Weights:
         self.pieces = pieces
         self.files, self.arrays = folder.tensors(), {}
         with_head = f"{family.prefix}{family.tensors['words']}.weight" in self.files
-        prefix = family.prefix if with_head else ""
-        names = {(part, None): prefix + name for part, name in family.tensors.items()}
-        if family.decoder and not settings.tied:
-            names["head", None] = "lm_head"
-        for layer in range(settings.layers):
-            begin = prefix + family.layer.format(layer)
-            names |= {(part, layer): begin + name for part, name in family.layer_tensors.items()}
+        self._prefix = family.prefix if with_head else ""
         wanted, biases = shapes(settings), family.biases(folder.config)
-        for (part, layer), name in names.items():
+        for part, layer, name in self._names():
             norm, table = part.endswith("norm"), layer is None
             self._find(part, layer, "weight", name, wanted[part], family.transposed and not norm and not table)
             if family.layer_norm if norm else not table and (biases is None or part in biases):
                 self._find(part, layer, "bias", name, wanted[part][:1])
+
+    def _names(self):
+        """(part, layer or None, name) of each, one after the other: the first one that is missing ends it, however many
+        layers config.json speaks of."""
+        family, prefix = self.family, self._prefix
+        for part, name in family.tensors.items():
+            yield part, None, prefix + name
+        if family.decoder and not self.settings.tied:
+            yield "head", None, "lm_head"
+        for layer in range(self.settings.layers):
+            for part, name in family.layer_tensors.items():
+                yield part, layer, prefix + family.layer.format(layer) + name
 
     def _find(self, part, layer, kind, name, shape, transposed=False):
         old = f"{name}.{dict(weight='gamma', bias='beta')[kind]}"  # in the first BERTs

@@ -31,6 +31,7 @@ class Report(NamedTuple):
         return "\n".join(lines)
 
 
+@torch.inference_mode(False)  # in which parameters would be given memory that no gradient can use any more
 def accelerate(model: nn.Module) -> Report:
     """Let this library compute the projections, feed-forward blocks, norms and attention of a model, in place, for
     inference in float32 and bfloat16.
@@ -42,7 +43,8 @@ def accelerate(model: nn.Module) -> Report:
     is.
 
     The model must be in eval mode.  Its gradients are refused when they are asked for.  Its state_dict remains the
-    same; to load another one, `restore` it first.
+    same; to load another one, `restore` it first.  Copies of it are accelerated models of their own, with copy.deepcopy
+    as with pickle and torch.save.
 
     >>> import torch, sdpa.torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)).eval()
@@ -67,6 +69,7 @@ def accelerate(model: nn.Module) -> Report:
     return Report(work.replaced, work.kept, tuple(work.twice), before, work.bytes())
 
 
+@torch.inference_mode(False)
 def restore(model: nn.Module) -> nn.Module:
     """Put back the modules that `accelerate` replaced, with their weights; returns the model."""
     originals: dict[int, nn.Module] = {}
@@ -171,7 +174,7 @@ class _Work:
             except (ImportError, ValueError) as why:
                 self.kept[path or type(module).__name__] = f"its attention: {why}"
                 continue
-            module.__dict__.setdefault(BEFORE, {}).setdefault(ATTENTION, before)
+            module.__dict__.setdefault(BEFORE, _Before()).setdefault(ATTENTION, before)
             self.replaced[f"{path}.{ATTENTION}" if path else ATTENTION] = "attention, by sdpa.huggingface"
 
     def fuse(self, path, parent, children) -> None:
@@ -207,9 +210,25 @@ def hooked(module) -> bool:
     )
 
 
+class _Before(dict):
+    """Attributes as they were before they changed.  One that is read from a file makes the attention known that the
+    model of the file has now."""
+
+    def __reduce__(self):
+        return _known_before, (dict(self),)
+
+
+def _known_before(attributes):
+    if ATTENTION in attributes:
+        from ..huggingface import register
+
+        register(NAME)
+    return _Before(attributes)
+
+
 def change(module, **attributes) -> None:
     """Sets them until `restore`."""
-    before = module.__dict__.setdefault(BEFORE, {})
+    before = module.__dict__.setdefault(BEFORE, _Before())
     for name, value in attributes.items():
         before.setdefault(name, module.__dict__[name])
         module.__dict__[name] = value

@@ -39,13 +39,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **opt
     >>> round(out.item(), 3), round(query.grad.item(), 3)
     (4.8, -0.887)
     """
-    if forward_mode():
-        refuse_tangents(query=query, key=key, value=value, **options)
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value = autocast(query, key, value)
-    if watched():
-        return _operators.attend(ATTENTION, query, key, value, (), options)
-    return _eager.attend(ATTENTION, query, key, value, (), options)
+    return attend(ATTENTION, query, key, value, (), options)
 
 
 @ATTENTION_VARLEN.options
@@ -65,11 +59,17 @@ def attention_varlen(
 
     The result has gradients as that of `attention` has.
     """
+    return attend(ATTENTION_VARLEN, query, key, value, (cu_seqlens_q, cu_seqlens_k), options)
+
+
+def attend(function, query, key, value, starts, options):
+    """What a public function returns, whoever else takes part in the call."""
     if forward_mode():
         refuse_tangents(query=query, key=key, value=value, **options)
     if torch.is_autocast_enabled("cpu"):
         query, key, value = autocast(query, key, value)
     if watched():
-        return _operators.attend(ATTENTION_VARLEN, query, key, value, (cu_seqlens_q, cu_seqlens_k), options)
-    starts = without_tensors({"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}).values()
-    return _eager.attend(ATTENTION_VARLEN, query, key, value, tuple(starts), options)
+        return _operators.attend(function, query, key, value, starts, options)
+    if starts:
+        starts = tuple(without_tensors(dict(zip(("cu_seqlens_q", "cu_seqlens_k"), starts))).values())
+    return _eager.attend(function, query, key, value, starts, options)

@@ -97,6 +97,8 @@ class Call(NamedTuple):
 
 
 def _with_gradients(function, query, key, value, starts, options):
+    if not options and not starts:
+        return _apply(Call(function, (), options, (), False), query, key, value)
     own, return_lse = {}, False
     if options:
         if options.get("out") is not None:
@@ -125,22 +127,33 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, query, key, value, *own):
         q, k, v = array_of("query", query), array_of("key", key), array_of("value", value)
-        options = call.with_own(own) | {"return_lse": True}
+        options = call.with_own(own) | WITH_LSE if call.options or own else WITH_LSE
         if q.itemsize == 2:
-            options["out"] = wide_out(q, k, v, call.starts)
+            options = options | {"out": wide_out(q, k, v, call.starts)}
         out, lse = call.function.forward(kernels.default, q, k, v, *call.starts, options, call.function.options)
-        out, lse = torch.from_numpy(out), torch.from_numpy(lse)  # which are wide enough for that
+        out = rounded = torch.from_numpy(out)  # which is wide enough for that
+        if q.itemsize == 2:
+            rounded = out.to(query.dtype)
         ctx.call = call
-        ctx.save_for_backward(query, key, value, out, lse, *own)
+        if not call.return_lse:  # an array can stay one where nobody else has it
+            ctx.lse = lse
+            ctx.save_for_backward(query, key, value, out, *own)
+            return rounded
+        lse = torch.from_numpy(lse)
+        ctx.lse = None
+        ctx.save_for_backward(query, key, value, out, *own, lse)
         ctx.set_materialize_grads(False)
-        rounded = out if q.itemsize > 2 else out.to(query.dtype)
-        return (rounded, lse) if call.return_lse else rounded
+        return rounded, lse
 
     @staticmethod
     def backward(ctx, grad_out, grad_lse=None):
+        query, key, value, out, *own = ctx.saved_tensors
+        lse = own.pop() if ctx.lse is None else ctx.lse
         differentiate = _Gradients.apply if torch.is_grad_enabled() else gradients
-        grads = differentiate(ctx.call, grad_out, grad_lse, *ctx.saved_tensors)
-        return None, *(grad if wanted else None for grad, wanted in zip(grads, ctx.needs_input_grad[1:]))
+        return None, *differentiate(ctx.call, grad_out, grad_lse, query, key, value, out, lse, *own)
+
+
+WITH_LSE = {"return_lse": True}
 
 
 # Without what Function.apply does for torch.func, whose calls never come here.
@@ -172,10 +185,11 @@ def gradients(call: Call, grad_out, grad_lse, query, key, value, out, lse, *own)
     function = call.function
     found = function.backward(
         kernels.default, array_of("grad_out", grad_out), array_of("query", query), array_of("key", key),
-        array_of("value", value), array_of("out", out), array_of("lse", lse), *call.starts,
+        array_of("value", value), array_of("out", out), lse if type(lse) is np.ndarray else array_of("lse", lse),
+        *call.starts,
         None if grad_lse is None else array_of("grad_lse", grad_lse), call.with_own(own), function.backward_options,
     )  # fmt: skip
-    grads: list[Tensor | None] = [tensor_of(grad) for grad in found[:3]]
-    for name in call.own:
-        grads.append(tensor_of(getattr(found, name)) if name in DIFFERENTIABLE else None)
-    return tuple(grads)
+    grads = tensor_of(found[0]), tensor_of(found[1]), tensor_of(found[2])
+    if not call.own:
+        return grads
+    return grads + tuple(tensor_of(getattr(found, name)) if name in DIFFERENTIABLE else None for name in call.own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor
 from torch._C import _len_torch_function_stack
 from torch.nn import Parameter
+from torch.nn.attention.bias import CausalBias
 
 from .._attention.explain import Explanation
 from .._attention.explain import explain as explain_arrays
 from ._kernels import Replaced
 from ._like_torch import TORCH, as_options, scaled_dot_product_attention
-from ._tensors import array_of, obstacle, without_tensors
+from ._tensors import array_of, check_dense, without_tensors
 from ._watched import forward_mode, watched
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -29,6 +31,9 @@ class Switch:
         self._held, self._blocks = False, 0
         self._replaced: Replaced | None = None
         self._fastpath = True
+        if hasattr(os, "register_at_fork"):  # else a child might wait for a thread that it has not
+            unlock = self._lock.release
+            os.register_at_fork(before=self._lock.acquire, after_in_parent=unlock, after_in_child=unlock)
 
     def hold(self, held: bool) -> None:
         with self._lock:
@@ -113,6 +118,10 @@ def attend(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
 ) -> Tensor:  # fmt: skip
     """What stands in torch.nn.functional meanwhile."""
+    if type(attn_mask) is CausalBias:  # makes a mask of itself for a function that it knows by its place
+        known_as = torch.nn.functional.scaled_dot_product_attention
+        given = query, key, value, attn_mask, dropout_p, is_causal
+        return CausalBias.__torch_function__(known_as, (CausalBias,), given, dict(scale=scale, enable_gqa=enable_gqa))
     if not watched() and SWITCH.on and torchs_own(query, key, value, attn_mask, dropout_p) is None:
         try:
             return scaled_dot_product_attention(
@@ -127,15 +136,13 @@ def torchs_own(query, key, value, attn_mask, dropout_p) -> str | None:
     """Why torch must compute a call itself, or None."""
     if dropout_p:
         return f"dropout_p is {dropout_p}, and this library has no random numbers"
-    tensors = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
-    for name, x in tensors.items():
-        if x is None and name == "attn_mask":
-            continue
-        if type(x) is not Tensor and type(x) is not Parameter:
-            return f"{name} is of type {type(x).__name__}, not a plain tensor"
-        if not x.is_cpu or x.layout is not torch.strided:
-            return f"{name} is {obstacle(x) or x.layout}, not a dense tensor on the CPU"
-    if query.dtype not in FLOATS or not query.dtype is key.dtype is value.dtype:
+    if not type(query) is type(key) is type(value) is Tensor or attn_mask is not None:
+        tensors = {"query": query, "key": key, "value": value, "attn_mask": query if attn_mask is None else attn_mask}
+        for name, x in tensors.items():
+            if type(x) is not Tensor and type(x) is not Parameter:
+                return f"{name} is of type {type(x).__name__}, not a plain tensor"
+    dtype = query.dtype
+    if dtype not in FLOATS or not dtype is key.dtype is value.dtype:
         return f"the dtypes are {query.dtype}, {key.dtype} and {value.dtype}"
     if _len_torch_function_stack() > 0:
         return "a torch function mode is active"
@@ -163,6 +170,7 @@ def explain(
         why = "a compiler, torch.func, a dispatch mode or a trace must see torch's own operator"
     if why is None:
         try:
+            check_dense(query=query, key=key, value=value, **{} if attn_mask is None else {"attn_mask": attn_mask})
             query, key, value, options = as_options(query, key, value, attn_mask, is_causal, scale, enable_gqa)
             arrays = [array_of(*named) for named in (("query", query), ("key", key), ("value", value))]
             return explain_arrays(*arrays, **without_tensors(options), threads=torch.get_num_threads())

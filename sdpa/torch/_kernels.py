@@ -41,6 +41,8 @@ def dense(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, 
     out = torch.empty_like(query)
     options = _options(is_causal, attn_mask, scale) | {"return_lse": True, "out": out}
     _, lse = _eager.compute(ATTENTION, query, key, value, (), options)
+    if attn_mask is not None:
+        lse.masked_fill_(lse == -torch.inf, 0.0)  # as torch's kernel has it, whose gradients may follow
     return out, lse.transpose(1, 2).contiguous().transpose(1, 2)  # as torch's kernel has it
 
 

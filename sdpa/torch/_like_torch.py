@@ -8,10 +8,15 @@ import warnings
 import torch
 from torch import Tensor
 
-from ._attention import attention
-from ._tensors import check_plain
+from .._attention.forward import AS_TORCH as LIKE_TORCH
+from ._attention import attend
+from ._eager import ATTENTION
+from ._tensors import check_dense
+from ._watched import watched
 
 TORCH = torch.nn.functional.scaled_dot_product_attention
+# Whose messages call an option what it is called here.
+AS_TORCH = ATTENTION._replace(options=ATTENTION.options._replace(said=LIKE_TORCH.said))
 _warned = threading.Event()
 
 
@@ -46,15 +51,16 @@ def scaled_dot_product_attention(
         return TORCH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     try:
         query, key, value, options = as_options(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-    except (AttributeError, TypeError):
-        check_plain(query=query, key=key, value=value, **{} if attn_mask is None else {"attn_mask": attn_mask})
+        return attend(AS_TORCH, query, key, value, (), options)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        if not watched():
+            check_dense(query=query, key=key, value=value, **{} if attn_mask is None else {"attn_mask": attn_mask})
         raise
-    return attention(query, key, value, **options)
 
 
 def as_options(query, key, value, attn_mask, is_causal, scale, enable_gqa):
     """The arguments of torch's function as those of `attention`."""
-    if not enable_gqa and (query.ndim < 3 or not query.size(-3) == key.size(-3) == value.size(-3)):
+    if not enable_gqa and not query.shape[-3:-2] == key.shape[-3:-2] == value.shape[-3:-2]:
         query, key, value = of_equal_heads(query, key, value)
     options = {} if scale is None else {"scale": scale}
     if is_causal:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,26 +18,16 @@ from .._layer.linear import FeedForward, Linear
 from .._layer.norm import layer_norm, rms_norm
 from ._attention import attention
 from ._tensors import array_of, check_plain, tensor_of, without_tensors
-from ._watched import autocast
+from ._watched import autocast, without_gradients
 
-
-class _Refused(torch.autograd.Function):
-    """Leaves a result as it is, and raises where its gradient is asked for."""
-
-    @staticmethod
-    def forward(ctx, result, *inputs):
-        return result
-
-    @staticmethod
-    def backward(ctx, *grads):
-        raise RuntimeError("the gradient of an accelerated model was asked for: sdpa.torch.restore(model) comes first")
+REFUSED = "the gradient of an accelerated model was asked for: sdpa.torch.restore(model) comes first"
 
 
 class Accelerated(nn.Module):
     """`module`, and what computes it: `compute` of arrays, which gives an array."""
 
     module: nn.Module
-    weights: tuple[tuple[nn.Parameter, Any], ...] = ()  # those given up, and functions that read them back
+    given_up: tuple[nn.Parameter, ...] = ()  # those without memory
     dtype: torch.dtype | None = None  # of inputs; None: any
 
     def __init__(self, module: nn.Module, said: str) -> None:
@@ -58,7 +49,7 @@ class Accelerated(nn.Module):
             else:
                 self.check_dtype(*inputs)
         out = tensor_of(self.compute(*(array_of("input", x) for x in given)))
-        return self.without_gradients(out, *inputs, *self._parameters.values())
+        return self.without_gradients(out, *inputs)
 
     def check_dtype(self, *inputs):
         for x in inputs:
@@ -68,24 +59,33 @@ class Accelerated(nn.Module):
                 raise RuntimeError(f"the input has dtype {x.dtype} and the accelerated weights {self.dtype}")
 
     def without_gradients(self, out, *inputs):
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-            return _Refused.apply(out, *inputs)
-        return out
+        if not torch.is_grad_enabled():
+            return out
+        # Others stand for the parameters given up, which the graph would take to be empty after `restore`, too.
+        stands_for = lambda x: x if x.numel() else torch.empty(0, requires_grad=x.requires_grad)  # noqa: E731
+        return without_gradients(REFUSED, out, *inputs, *map(stands_for, self.module.parameters()))
 
     def compute(self, *arrays):
         raise NotImplementedError
 
-    def give_up(self, weights) -> None:
-        """Frees the memory of parameters, (parameter, function that gives them back) each."""
-        self.weights = tuple(weights)
-        for parameter, _ in self.weights:
+    def give_up(self, *parameters: nn.Parameter) -> None:
+        """Frees their memory."""
+        self.given_up = parameters
+        for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)
+
+    def read_back(self) -> list[Any]:
+        """What was in the parameters given up, from the layout of the kernels."""
+        return []
+
+    def given_back(self) -> dict[nn.Parameter, Tensor]:
+        return {x: tensor_of(np.ascontiguousarray(read)) for x, read in zip(self.given_up, self.read_back())}
 
     def original(self) -> nn.Module:
         """The module that was there, with its weights."""
-        for parameter, read in self.weights:
-            parameter.data = tensor_of(read())
-        self.weights = ()
+        for parameter, read in self.given_back().items():
+            parameter.data = read
+        self.given_up = ()
         module: nn.Module = self.module  # type: ignore[assignment]
         return module.train(self.training)
 
@@ -96,9 +96,9 @@ class Accelerated(nn.Module):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         """As the module that was there would."""
-        read = {parameter: each for parameter, each in self.weights}
+        read = self.given_back()
         for name, x in self.module.state_dict(keep_vars=True).items():
-            destination[prefix + name] = tensor_of(read[x]()) if x in read else x if keep_vars else x.detach()
+            destination[prefix + name] = read[x] if x in read else x if keep_vars else x.detach()
 
     def _load_from_state_dict(self, *args, **options):
         raise RuntimeError("weights are loaded into an accelerated model: sdpa.torch.restore(model) comes first")
@@ -130,9 +130,12 @@ class AcceleratedLinear(Accelerated):
         self.linear = Linear(weight.T if transposed else weight, bias, activation=activation)
         self.in_features, self.out_features = self.linear.ins, self.linear.outs
         self.linear((weight.T if transposed else weight)[:0])  # lays the weights out
+        self.transposed = transposed
         if not keep:
-            read = self.linear
-            self.give_up([(linear.weight, lambda: read.weight.T if transposed else read.weight)])
+            self.give_up(linear.weight)
+
+    def read_back(self):
+        return [self.linear.weight.T if self.transposed else self.linear.weight]
 
     def compute(self, x, residual=None):
         return self.linear(x, residual=residual, threads=threads())
@@ -165,8 +168,16 @@ class AcceleratedFeedForward(Accelerated):
             down_bias=down_bias, activation=activation,
         )  # fmt: skip
         self.feed_forward(up_weight[:0])
+        parameters, self.transposed = zip(*parts.parameters)
         if not keep:
-            self.give_up(parts.weights(self.feed_forward))
+            self.give_up(*parameters)
+
+    def read_back(self):
+        up, *gate = self.feed_forward._up._sources()
+        if gate and len(self.transposed) == 2:  # the gate comes first
+            up, gate = np.concatenate([*gate, up]), []
+        found = [up, self.feed_forward._down.weight, *gate]
+        return [x.T if transposed else x for x, transposed in zip(found, self.transposed)]
 
     def compute(self, x):
         return self.feed_forward(x, threads=threads())
@@ -256,12 +267,10 @@ class AcceleratedMultiheadAttention(Accelerated):
             linear(weight[:0])
         self.apart: list[Linear] | None = None  # cross-attention, once there is such a call
         if not keep:
-            self.give_up(
-                [
-                    (module.in_proj_weight, lambda: self.together.weight),
-                    (module.out_proj.weight, lambda: self.out.weight),
-                ]
-            )
+            self.give_up(module.in_proj_weight, module.out_proj.weight)
+
+    def read_back(self):
+        return [self.together.weight, self.out.weight]
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -123,12 +122,13 @@ def _norm(module):
 
 
 class Parts(NamedTuple):
-    """(weight, bias) of each projection, as torch has them; and how the parameters are read back."""
+    """(weight, bias) of each projection, as torch has them; and the parameters in which the weights of up, down and the
+    gate are, and whether these are transposed there.  Gate and up may be in one, that of up."""
 
     up: tuple[Any, Any]
     gate: tuple[Any, Any] | None
     down: tuple[Any, Any]
-    weights: Callable[[Any], list[tuple[nn.Parameter, Any]]]
+    parameters: list[tuple[nn.Parameter, bool]]
 
 
 def _feed_forward(module):
@@ -154,26 +154,14 @@ def _parts(up, down, gate=None, *, fused=False):
         weight, bias, transposed = linear
         return weight.data.T if transposed else weight.data, None if bias is None else bias.data
 
-    def read(linear, which):
-        return linear[0], (lambda: which().T) if linear[2] else which
-
     if fused:
         weight, bias = turned(up)
         (gate_weight, up_weight), biases = weight.chunk(2), (None, None) if bias is None else bias.chunk(2)
-        return Parts(
-            (up_weight, biases[1]), (gate_weight, biases[0]), turned(down),
-            lambda ff: [read(up, lambda: _stacked(ff._up._sources())), read(down, lambda: ff._down.weight)],
-        )  # fmt: skip
-
-    def weights(ff):
-        found = [read(up, lambda: ff._up._sources()[0]), read(down, lambda: ff._down.weight)]
-        return found if gate is None else [*found, read(gate, lambda: ff._up._sources()[1])]
-
-    return Parts(turned(up), None if gate is None else turned(gate), turned(down), weights)
-
-
-def _stacked(sources):
-    return np.concatenate(sources[::-1])  # the gate comes first
+        up_parts, gate_parts, gate = (up_weight, biases[1]), (gate_weight, biases[0]), None
+    else:
+        up_parts, gate_parts = turned(up), None if gate is None else turned(gate)
+    parameters = [(linear[0], linear[2]) for linear in (up, down, gate) if linear is not None]
+    return Parts(up_parts, gate_parts, turned(down), parameters)
 
 
 def _activation(module):

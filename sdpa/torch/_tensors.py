@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _to_dlpack
 from torch.nn import Parameter
 
 from .. import _core
 from .._checks import float_dtype
 
-NAMES = ("float32", "bfloat16", "float16", "float64", "bool", "int64", "int32")
 try:
     BFLOAT16 = float_dtype("bfloat16")
 except ImportError:
     BFLOAT16 = None
-DTYPES = {getattr(torch, name): np.dtype(name) if name != "bfloat16" else BFLOAT16 for name in NAMES}
 
 
 def check_plain(**tensors) -> None:
@@ -31,20 +30,16 @@ def array_of(name: str, tensor):
     """The memory of a tensor as an array."""
     if type(tensor) is not Tensor:
         check_plain(**{name: tensor})
-    dtype = DTYPES.get(tensor.dtype)
-    if dtype is None or not tensor.is_cpu or tensor.is_neg():
-        return _unusual(name, tensor)
     try:
-        return _core.tensor_memory(tensor, dtype)
-    except RuntimeError:  # of a layout without strides, or without memory
-        return _unusual(name, tensor)
+        array = None if tensor.is_neg() else _core.tensor_memory(_to_dlpack(tensor))
+    except (BufferError, RuntimeError):  # of a layout without strides, or a dtype of torch alone
+        array = None
+    return _unusual(name, tensor) if array is None else array
 
 
 def _unusual(name, tensor):
     """The same of what is not as the kernels take it, which mostly raises."""
-    why = obstacle(tensor)
-    if why is not None:
-        raise TypeError(f"{name} is {why}: it must be a dense tensor on the CPU")
+    check_dense(**{name: tensor})
     if tensor.dtype is torch.bfloat16:
         float_dtype("bfloat16")  # raises: ml_dtypes is missing
     try:
@@ -53,6 +48,15 @@ def _unusual(name, tensor):
         return tensor.detach().resolve_neg().numpy()
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"{name} of dtype {tensor.dtype} cannot be read: {error}") from error
+
+
+def check_dense(**tensors) -> None:
+    """Raises where one is no dense tensor on the CPU."""
+    check_plain(**tensors)
+    for name, tensor in tensors.items():
+        why = obstacle(tensor)
+        if why is not None:
+            raise TypeError(f"{name} is {why}: it must be a dense tensor on the CPU")
 
 
 def obstacle(tensor) -> str | None:
@@ -69,7 +73,7 @@ def obstacle(tensor) -> str | None:
 
 
 def tensor_of(array) -> Tensor:
-    if array.dtype == BFLOAT16:
+    if array.itemsize == 2 and array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 

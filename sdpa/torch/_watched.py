@@ -20,6 +20,24 @@ def autocast(*tensors):
     return [x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in tensors]
 
 
+class _Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, why, result, *inputs):
+        ctx.why = why
+        return result.new_empty(0).set_(result)  # the same memory, but no view, which must not be changed in place
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError(ctx.why)
+
+
+def without_gradients(why: str, result: Tensor, *inputs: Tensor | None) -> Tensor:
+    """A result that was computed from these inputs: a gradient that is asked of it is an error, not wrong."""
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        return _Refused.apply(why, result, *inputs)  # type: ignore[no-untyped-call, no-any-return]
+    return result
+
+
 def forward_mode() -> bool:
     """Whether anything is differentiated forward."""
     return forward_ad._current_level >= 0

@@ -1,6 +1,7 @@
 """Models of transformers with this library's attention against their own eager attention: one of each family."""
 
 import pytest
+from support.warned import WARNINGS_OF_OTHERS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -11,10 +12,7 @@ from support.families import DECODERS, ENCODER_DECODERS, ENCODERS, WITH_IMAGES, 
 import sdpa.huggingface  # noqa: E402
 from sdpa.huggingface import _attention, _masks  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]  # fmt: skip
+pytestmark = WARNINGS_OF_OTHERS
 CLOSE = dict(atol=2e-4, rtol=2e-5)  # of logits up to 15, from sums in float32 in another order
 TRAINED = ["bert", "gemma2", "gpt_oss", "llama", "mistral", "t5", "whisper", "modernbert"]
 

@@ -196,5 +196,23 @@ def test_masks_that_are_added_and_biases():
     for given in (lazy, mask, added):
         out, _ = attention(Module(), query, key, value, given, position_bias=bias)
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    out, weights = attention(Module(), query, key, value, lazy, position_bias=bias, output_attentions=True)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    assert not weights[~mask.expand_as(weights)].any()
     out, _ = attention(Module(), query, key, value, torch.nn.functional.pad(mask, (0, 5)), position_bias=bias)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_of_a_row_that_sees_no_key():
+    """In float64, with all of its biases -inf: zeros, and gradients that are numbers."""
+    query, key, value = (x.double().requires_grad_() for x in tensors_of("several tokens"))
+    bias = torch.zeros(3, 10, dtype=torch.float64)
+    bias[1], bias[2, 4:] = -torch.inf, -torch.inf
+    out, weights = attention(Module(), query, key, value, bias, output_attentions=True)
+    expected = sdpa.torch.attention(query, key, value, bias=bias).transpose(1, 2)
+    close = dict(atol=1e-13, rtol=1e-13)
+    torch.testing.assert_close(out, expected, **close)
+    assert not weights[:, :, 1].any() and not weights[:, :, 2, 4:].any()
+    inputs = query, key, value
+    for got, grad in zip(*(torch.autograd.grad(x.square().sum(), inputs) for x in (out, expected))):
+        torch.testing.assert_close(got, grad, **close)

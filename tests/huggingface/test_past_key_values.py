@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pytest
+from support.warned import WARNINGS_OF_OTHERS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -14,10 +15,7 @@ import sdpa.huggingface  # noqa: E402
 import sdpa.torch  # noqa: E402
 from sdpa.huggingface import Cache  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]  # fmt: skip
+pytestmark = WARNINGS_OF_OTHERS
 NEW = int(transformers.__version__.split(".")[0]) >= 5
 CLOSE = dict(atol=2e-4, rtol=2e-5)
 # Windows of 4, chunks of 4, two kinds of layers, keys larger than values, no window.
@@ -262,6 +260,23 @@ def test_gradients_are_refused():
         loss.backward()
 
 
+@pytest.mark.parametrize("attention", ["cpu_attention", "eager"])
+def test_gradients_of_keys_alone_are_refused(attention):
+    """Else those of the last weights would be all that there are."""
+    (model, cache), _ = pair("llama")
+    model.set_attn_implementation(attention)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".k_proj" in name or "lm_head" in name)
+    ids = families.tokens(1, 5)
+    with pytest.raises(RuntimeError, match="keeps numbers only"):
+        model(ids, past_key_values=cache).logits.sum().backward()
+    model.requires_grad_(False)
+    cache.reset()
+    model.lm_head.requires_grad_(True)
+    model(ids, past_key_values=cache).logits.sum().backward()
+    assert model.lm_head.weight.grad.any()
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
@@ -274,6 +289,11 @@ def test_gradients_are_refused():
 def test_wrong_options(options, error, text):
     with pytest.raises(error, match=text):
         Cache(families.made("llama").config, **options)
+
+
+def test_wrong_configurations():
+    with pytest.raises(TypeError, match="config is of type LlamaForCausalLM"):
+        Cache(families.made("llama"))
 
 
 def test_capacity():

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.warned import WARNINGS_OF_OTHERS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -19,10 +20,7 @@ from sdpa.torch import _enable  # noqa: E402
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]  # fmt: skip
+pytestmark = WARNINGS_OF_OTHERS
 CLOSE = dict(atol=2e-4, rtol=2e-5)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -208,6 +209,32 @@ def test_missing_and_wrong_tensors(tmp_path):
         ("llama", dict(rope_scaling={"type": "linear"}), "rope_parameters have no 'factor': for rope_type 'linear'"),
         ("llama", dict(rope_parameters={"rope_type": "linear", "factor": "4"}), "they must be numbers"),
         ("llama", dict(rope_parameters={"full_attention": {}}), "the same for all layers"),
+        ("llama", dict(model_type=[]), r"model_type is \[\]"),
+        ("llama", dict(hidden_act={}), r"hidden_act is \{\}"),
+        ("llama", dict(rms_norm_eps="a"), "rms_norm_eps is 'a': it must be a number from 0 to 1"),
+        ("llama", dict(rms_norm_eps=-1), "rms_norm_eps is -1"),
+        ("llama", dict(rms_norm_eps=float("nan")), "rms_norm_eps is nan"),
+        ("llama", dict(rope_theta=0), "rope_theta is 0: it must be a number above 0"),
+        ("llama", dict(rope_scaling=[1]), r"rope_scaling is \[1\]: it must be an object"),
+        ("llama", dict(rope_scaling={"rope_type": [1]}), r"rope_type is \[1\]"),
+        ("llama", dict(rope_scaling={"rope_type": "dynamic", "factor": "4"}), "they must be numbers"),
+        ("llama", dict(rope_scaling={"rope_type": "linear", "factor": 0}), "they must be numbers"),
+        (
+            "llama",
+            dict(rope_scaling={"rope_type": "longrope", "short_factor": [1], "long_factor": [[1]]}),
+            "numbers|at most",
+        ),
+        ("llama", dict(partial_rotary_factor=5), "partial_rotary_factor is 5: it must be a number from 0 to 1"),
+        ("llama", dict(head_dim=2**60), "head_dim is .*: it must be a whole number of 1 or more, up to 65536"),
+        ("llama", dict(vocab_size=2**60), "vocab_size is"),
+        ("llama", dict(tie_word_embeddings="x"), "tie_word_embeddings is 'x': it must be true or false"),
+        ("llama", dict(hidden_size=3, head_dim=None), "4 heads have 0 numbers each"),
+        ("roberta", dict(pad_token_id="a"), "pad_token_id is 'a': it must be a whole number"),
+        ("roberta", dict(pad_token_id=-100), "pad_token_id is -100: it must be from 0"),
+        ("roberta", dict(pad_token_id=100), "pad_token_id is 100: it must be from 0 to below 39"),
+        ("mistral", dict(sliding_window=0), "sliding_window is 0: it must be a whole number of 1 or more"),
+        ("qwen2", dict(layer_types=["sliding_attention"]), "layer_types are 1: they must be 2, one for each layer"),
+        ("qwen2", dict(layer_types={"0": 1}), "layer_types is .*: it must be a list of names"),
     ],
 )
 def test_configurations_that_are_not_known(kind, changes, message, tmp_path):
@@ -225,6 +252,81 @@ def test_files_that_are_no_json(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with raises("config.json: it must hold a dict, and holds"):
         sdpa.models.load(tmp_path)
+
+
+def test_layers_that_are_not_there_take_no_time(tmp_path):
+    write(tmp_path / "m", *draw_tensors("llama"))
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    (tmp_path / "m/config.json").write_text(json.dumps(config | dict(num_hidden_layers=2**40)))
+    tracemalloc.start()
+    try:
+        with raises("no file has the tensor 'model.layers.2.self_attn.q_proj.weight'"):
+            sdpa.models.load(tmp_path / "m")
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_shapes_of_numbers_without_end(tmp_path):
+    """Their product would take minutes."""
+    for shape in ([10**4000] * 999, [1] * 65):
+        with raises("tensor 'b' has shape .*: it must be a list of whole numbers"):
+            Safetensors(
+                file(tmp_path / "f", safetensors(TENSORS, b=dict(dtype="F32", shape=shape, data_offsets=[0, 0])))
+            )
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("config.json", "[" * 100_000, "config.json: it must be JSON"),
+        ("modules.json", "[1]", "modules.json: a module is : it must be Transformer"),
+        (
+            "modules.json",
+            '[{"type": "Pooling", "path": "../.."}]',
+            "modules.json: path is '../..': it must be the name",
+        ),
+        ("modules.json", '[{"type": "Pooling", "path": "a\\u0000b"}]', "modules.json: path is .* it must be the name"),
+        (
+            "sentence_bert_config.json",
+            '{"max_seq_length": "x"}',
+            "max_seq_length is 'x': it must be a number of 1 or more",
+        ),
+        ("tokenizer_config.json", '{"model_max_length": -1}', "model_max_length is -1"),
+    ],
+)
+def test_files_beside_the_weights(name, text, message, tmp_path):
+    folder = write_model(tmp_path / "m", "bert")
+    (folder / name).write_text(text)
+    with raises(f"m/.*{message}"):
+        sdpa.models.load(folder)
+
+
+def test_what_pools_is_a_name(tmp_path):
+    folder = write_model(tmp_path / "m", "bert")
+    (folder / "modules.json").write_text('[{"type": "Pooling", "path": "p"}]')
+    (folder / "p").mkdir()
+    for given in ([["mean"]], 5, "most"):
+        (folder / "p/config.json").write_text(json.dumps({"pooling_mode": given}))
+        with raises("p/config.json: pooling is .*: it must be of mean"):
+            sdpa.models.load(folder)
+
+
+def test_tokens_that_end_a_text_are_numbers(tmp_path):
+    folder = write_model(tmp_path / "m", "llama")
+    model = sdpa.models.load(folder)
+    for given in ("x", [[1]], {}, 1.5, 2**70):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
+        with raises("generation_config.json: eos_token_id is .*: it must be a token or a list of tokens"):
+            model.generate([1, 2], 3)
+
+
+def test_a_tokenizer_that_is_damaged(tmp_path):
+    pytest.importorskip("tokenizers")
+    folder = write_model(tmp_path / "m", "bert")
+    (folder / "tokenizer.json").write_text('{"version": 3}')
+    with raises("tokenizer.json: it must be a tokenizer"):
+        sdpa.models.load(folder).embed("a text")
 
 
 # Progress.

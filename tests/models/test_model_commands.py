@@ -103,6 +103,7 @@ def test_text(llama):
         (("embed", "{bert}"), "embed: error: no TEXT is given, and none on the standard input"),
         (("embed", "{bert}", "--ids", "5 x"), "error: '5 x': with --ids it must be whole numbers"),
         (("embed", "{bert}", "--ids", "5 97"), "error: ids are from 5 to 97"),
+        (("embed", "{bert}", "--ids", "9" * 20), "error: ids have dtype object: they must be whole numbers"),
         (("embed", "{bert}", "text"), "error: .*tokenizer.json is missing: .* token ids must be given"),
         (("embed", "{bert}", "--ids", "5", "--dtype", "int8"), "error: dtype is 'int8'"),
         (("embed", "{llama}", "--ids", "5"), "error: .* has the model 'llama': it must be of the kind Encoder"),
@@ -129,4 +130,4 @@ def test_help_has_examples(name):
     text = {"embed": embed, "generate": generate}[name].EXAMPLES
     for line in text.splitlines()[1:]:
         assert line in shown
-        assert line.startswith(f"  python -m sdpa {name} ")
+        assert re.match(rf"  (mpiexec -n \d+ )?python -m sdpa {name} ", line)

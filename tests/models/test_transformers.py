@@ -4,15 +4,13 @@ import warnings
 
 import numpy as np
 import pytest
+from support.warned import WARNINGS_OF_OTHERS
 
 import sdpa
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]  # fmt: skip
+pytestmark = WARNINGS_OF_OTHERS
 
 ENCODERS = {
     "bert": {},

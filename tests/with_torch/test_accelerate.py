@@ -2,8 +2,11 @@
 
 import copy
 import io
+import json
+import pickle
 
 import pytest
+from support.processes import run_python
 from support.torch_tensors import tensors
 
 torch = pytest.importorskip("torch")
@@ -169,9 +172,8 @@ def test_a_module_in_two_places_stays_one():
 def test_copies_and_files():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
     (x,) = tensors((2, 8))
-    expected = model(x)
+    expected = model(x).detach()
     adapter.accelerate(model)
-    close(copy.deepcopy(model)(x), expected)
     memory = io.BytesIO()
     torch.save(model.state_dict(), memory)
     memory.seek(0)
@@ -180,6 +182,70 @@ def test_copies_and_files():
     assert torch.equal(other(x), expected)
     with pytest.raises(RuntimeError, match="restore"):
         model.load_state_dict(other.state_dict())
+
+
+def saved(model):
+    memory = io.BytesIO()
+    torch.save(model, memory)
+    memory.seek(0)
+    return torch.load(memory, weights_only=False)
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda model: pickle.loads(pickle.dumps(model)), "torch.save": saved}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_copies_are_models_of_their_own(copied):
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)).eval()
+    (x,) = tensors((2, 3, 8))
+    with torch.no_grad():
+        expected = model(x)
+        state = {name: y.clone() for name, y in model.state_dict().items()}
+        adapter.accelerate(model)
+        other = copied(model)
+        adapter.restore(model)
+        for parameter in model.parameters():
+            parameter.zero_()
+        close(other(x), expected)
+        now = other.state_dict()
+        assert all(torch.equal(now[name], y) for name, y in state.items())
+        assert torch.equal(adapter.restore(other)(x), expected)
+
+
+def test_a_model_of_transformers_from_a_file(tmp_path):
+    """In a process that knows nothing of this library until it reads the file."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model("gpt2", vocab_size=97, n_embd=48, n_layer=2, n_head=4)
+    model = transformers.AutoModel.from_config(config).eval()
+    ids = torch.arange(14).reshape(2, 7)
+    with torch.no_grad():
+        expected = model(ids).last_hidden_state
+    adapter.accelerate(model)
+    model.save_pretrained(tmp_path / "folder")
+    torch.save(model, tmp_path / "model.pt")
+    code = f"""
+import torch
+model = torch.load({str(tmp_path / "model.pt")!r}, weights_only=False)
+with torch.no_grad():
+    print(model(torch.arange(14).reshape(2, 7)).last_hidden_state.tolist())"""
+    torch.testing.assert_close(torch.tensor(json.loads(run_python(code))), expected)
+    with torch.no_grad():
+        again = transformers.AutoModel.from_pretrained(tmp_path / "folder").eval()(ids).last_hidden_state
+    assert torch.equal(again, expected)
+
+
+def test_inference_mode_leaves_no_trace():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
+    (x,) = tensors((2, 8))
+    expected = model(x).detach()
+    with torch.inference_mode():
+        adapter.accelerate(model)
+        close(model(x), expected)
+    close(model(x).detach(), expected)
+    with torch.inference_mode():
+        adapter.restore(model)
+    model(x).sum().backward()
+    assert model[0].weight.grad.any()
 
 
 # -------------------------------------------------------------------------------------------------------------- limits
@@ -195,11 +261,26 @@ def test_gradients_are_refused_when_they_are_asked_for():
     assert model[1].weight.grad is not None
 
 
-def test_gradients_of_the_weights_of_norms_are_refused():
-    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "module", [nn.Linear(8, 8), nn.LayerNorm(8), nn.TransformerEncoderLayer(8, 2, batch_first=True)], ids=str
+)
+def test_gradients_of_the_weights_are_refused(module, dtype):
+    """Of all modules; what they give may be changed in place as that of any other."""
+    model = nn.Sequential(copy.deepcopy(module)).eval().to(dtype)
     adapter.accelerate(model)
+    x = torch.ones(1, 2, 8, dtype=dtype)
+    out = model(x)
+    out += 1
     with pytest.raises(RuntimeError, match="gradient of an accelerated model"):
-        model(torch.ones(2, 8)).sum().backward()
+        out.sum().backward()
+    adapter.restore(model)(x).sum().backward()
+    with torch.no_grad():
+        adapter.accelerate(model)
+        assert not model(x).requires_grad
+    adapter.restore(model).requires_grad_(False)
+    adapter.accelerate(model)
+    assert not model(x).requires_grad
 
 
 def test_training_is_refused():

@@ -1,9 +1,12 @@
 """enable, disable and enabled: what models call is computed here, and torch's again afterwards."""
 
+import contextlib
+import os
 import threading
 import warnings
 
 import pytest
+from support.processes import run_python
 from support.torch_tensors import tensors
 
 torch = pytest.importorskip("torch")
@@ -33,6 +36,7 @@ def calls(monkeypatch):
     for module in adapter._attention, adapter._kernels:
         monkeypatch.setattr(module, "ATTENTION", dense)
         monkeypatch.setattr(module, "ATTENTION_VARLEN", packed)
+    monkeypatch.setattr(adapter._like_torch, "AS_TORCH", counted(adapter._like_torch.AS_TORCH))
     return seen
 
 
@@ -98,6 +102,24 @@ def test_the_operator_has_the_strides_of_torchs(calls):
     assert len(calls) == 2
     for x, y in zip(got, expected):
         assert x.stride() == y.stride()
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("mask", ["boolean", "float"])
+@pytest.mark.parametrize("inside", ["forward", "backward"])
+def test_a_block_that_ends_between_a_row_that_sees_no_key_and_its_gradients(inside, mask, calls):
+    """One of the two is torch's: what it takes from the other, the log-sum-exp, must mean the same to both."""
+    inputs = tensors((2, 4, 5, 8), (2, 4, 6, 8), (2, 4, 6, 8), requires_grad=True)
+    seen = torch.arange(5)[:, None] != torch.full((6,), 2)
+    seen = seen if mask == "boolean" else torch.zeros(5, 6).masked_fill(~seen, -torch.inf)
+    expected = torch.autograd.grad(TORCH(*inputs, seen).square().sum(), inputs)
+    on, off = adapter.enabled, contextlib.nullcontext
+    with on() if inside == "forward" else off():
+        out = TORCH(*inputs, seen)
+    with on() if inside == "backward" else off():
+        got = torch.autograd.grad(out.square().sum(), inputs)
+    assert calls == ["attention" if inside == "forward" else "attention_backward"]
+    for x, y in zip(got, expected):
         torch.testing.assert_close(x, y)
 
 
@@ -180,6 +202,16 @@ def test_what_is_not_taken_is_torchs(calls):
     assert adapter.explain(*inputs, dropout_p=0.5).startswith("computed by torch: dropout_p is 0.5")
 
 
+@pytest.mark.parametrize("kind", ["causal_lower_right", "causal_upper_left"])
+def test_biases_that_know_the_function_by_its_place(kind, calls):
+    query, key, value = tensors((1, 2, 3, 8), (1, 2, 6, 8), (1, 2, 6, 8))
+    bias = getattr(torch.nn.attention.bias, kind)(3, 6)
+    expected = TORCH(query, key, value, attn_mask=bias)
+    with adapter.enabled():
+        torch.testing.assert_close(F.scaled_dot_product_attention(query, key, value, attn_mask=bias), expected)
+    assert calls == ["attention"]
+
+
 def test_errors_are_torchs():
     x = torch.ones(2, 4, 8)
     with adapter.enabled(), pytest.raises(RuntimeError, match="dtype"):
@@ -239,6 +271,39 @@ def test_enable_and_blocks_and_threads():
     leave.set()
     thread.join()
     assert not on.on
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child():
+    """Within a block, and while another thread turns it on and off."""
+    code = """
+import os, signal, threading, torch, sdpa.torch
+F = torch.nn.functional
+x = torch.randn(2, 4, 512, 64)
+expected = sdpa.torch.attention(x, x, x).numpy()
+def right():
+    return (F.scaled_dot_product_attention(x, x, x).numpy() == expected).all()
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # a child that hangs dies of it
+        os._exit(0 if work() else 9)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def work():
+    with sdpa.torch.enabled():
+        return right()
+with sdpa.torch.enabled():
+    print(in_child(right), in_child(work))
+stop = threading.Event()
+def turn():
+    while not stop.is_set():
+        work()
+thread = threading.Thread(target=turn)
+thread.start()
+print(*[in_child(work) for _ in range(5)])
+stop.set()
+thread.join()"""
+    assert set(run_python(code).split()) == {"0"}
 
 
 def test_what_others_put_in_its_place_stays(monkeypatch, calls):

@@ -1,6 +1,7 @@
 """sdpa.torch.scaled_dot_product_attention against torch's own."""
 
 import itertools
+import re
 import warnings
 
 import numpy as np
@@ -15,6 +16,8 @@ ours, TORCH = adapter.scaled_dot_product_attention, torch.nn.functional.scaled_d
 # (query, key, value); all that torch takes, GQA apart.
 AXES = {
     "2 axes": ((5, 8), (6, 8), (6, 3)),
+    "keys without heads": ((4, 5, 8), (6, 8), (6, 8)),
+    "a query without heads": ((5, 8), (4, 6, 8), (4, 6, 8)),
     "3 axes": ((4, 5, 8), (4, 6, 8), (4, 6, 3)),
     "4 axes": ((2, 4, 5, 8), (2, 4, 6, 8), (2, 4, 6, 8)),
     "5 axes": ((2, 3, 4, 5, 8), (2, 3, 4, 6, 8), (2, 3, 4, 6, 8)),
@@ -88,6 +91,9 @@ def test_dropout_is_torchs_own_and_a_warning_says_so_once(monkeypatch):
 WRONG = {
     "heads": (ValueError, "enable_gqa", ((4, 5, 8), (2, 6, 8), (2, 6, 8)), {}),
     "both": (ValueError, "is_causal", AXES["3 axes"], dict(is_causal=True, attn_mask=torch.ones(5, 6))),
+    "shape": (ValueError, r"attn_mask has shape \(3, 3\)", AXES["3 axes"], dict(attn_mask=torch.ones(3, 3).bool())),
+    "floats": (ValueError, r"attn_mask has shape \(3, 3\)", AXES["3 axes"], dict(attn_mask=torch.ones(3, 3))),
+    "meta": (TypeError, "attn_mask is on meta", AXES["3 axes"], dict(attn_mask=torch.ones(5, 6, device="meta"))),
     "whole numbers": (TypeError, "attn_mask has dtype", AXES["3 axes"], dict(attn_mask=torch.ones(5, 6).int())),
 }
 
@@ -117,6 +123,25 @@ def test_what_is_no_tensor_is_named(name, wrong):
         ours(**given | {name: wrong})
     with pytest.raises(TypeError, match="attn_mask is of type list"):
         ours(**given, attn_mask=[[True]])
+
+
+KINDS = {
+    "sparse": lambda x: x.to_sparse(),
+    "sparse (torch.sparse_csr)": lambda x: x[0].to_sparse_csr(),
+    "nested": lambda x: torch.nested.nested_tensor(list(x)),
+    "on meta": lambda x: x.to("meta"),
+    "quantised": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "NestedTensor": lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_without_an_array_are_named(kind, name):
+    given = dict(zip(("query", "key", "value"), tensors(*AXES["3 axes"])))
+    with pytest.raises(TypeError, match=re.escape(name) + " is .*" + re.escape(kind)):
+        ours(**given | {name: KINDS[kind](given[name])})
 
 
 def test_one_head_for_none():
