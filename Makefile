@@ -1,6 +1,7 @@
 # Everything runs in a virtual environment of its own, .venv; the files in .venv/done say what is up to date in it.
 PYTHON ?= python3
 BASE ?= HEAD
+MINUTES ?= 60
 VENV := $(CURDIR)/.venv
 DONE := .venv/done
 TORCH_VENV ?= .venv-torch
@@ -22,6 +23,8 @@ help:
 	@echo 'make test-arm       tests on a simulated Arm CPU, cross-built (ARGS="-k linear")'
 	@echo 'make test-torch     tests with torch and transformers, which it installs into .venv-torch (ARGS="-k compile")'
 	@echo 'make test-sanitized tests with the address and undefined-behaviour sanitizers (ARGS="-k linear")'
+	@echo 'make fuzz           fuzzers, and those guided by coverage, an hour each (MINUTES=5 ARGS="--only paged")'
+	@echo 'make fuzz-sanitized fuzzers with the address and undefined-behaviour sanitizers'
 	@echo 'make bench          pytest-benchmark over the named workloads, this library alone (ARGS="-k decode")'
 	@echo 'make bench-peers    the benchmarks against other libraries, which it installs (ARGS="--only decode --html f.html")'
 	@echo 'make bench-compare  what the working tree changes in speed (BASE=HEAD~1 ARGS="--only prefill")'
@@ -45,6 +48,11 @@ $(DONE)/built: $(DONE)/venv pyproject.toml $(SOURCES)
 # The project is installed already: what follows adds what an extra names.
 $(DONE)/test $(DONE)/dev $(DONE)/bench: $(DONE)/%: $(DONE)/built pyproject.toml
 	python -m pip install --quiet 'sdpa[$*]'
+	touch $@
+
+# Where there is no atheris to install, the fuzzers that need it say so.
+$(DONE)/fuzz: $(DONE)/built pyproject.toml
+	python -m pip install --quiet 'sdpa[fuzz]' || echo 'atheris could not be installed: no fuzzers guided by coverage'
 	touch $@
 
 # Only the files of the model are wanted of that package, which requires torch.
@@ -87,6 +95,13 @@ test-torch: $(DONE)/built $(TORCH_VENV)/done
 test-arm test-sanitized: test-%: $(DONE)/test
 	python tests/builds/other_builds.py $* $(ARGS)
 
+fuzz: $(DONE)/test $(DONE)/fuzz
+	python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
+	python -m tests.fuzz.guided --minutes $(MINUTES)
+
+fuzz-sanitized: $(DONE)/test
+	python tests/builds/other_builds.py fuzz-sanitized --minutes $(MINUTES) $(ARGS)
+
 bench: $(DONE)/test
 	python -m pytest benchmarks/bench_attention.py $(ARGS)
 
@@ -120,4 +135,4 @@ clean:
 	rm -rf .venv $(TORCH_VENV) build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
 
 .PHONY: help demo demo-model test test-thorough test-all test-torch test-builds test-arm test-sanitized \
-	bench bench-peers bench-compare publish smoke lint format clean
+	fuzz fuzz-sanitized bench bench-peers bench-compare publish smoke lint format clean

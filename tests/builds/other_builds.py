@@ -1,6 +1,7 @@
 """Runs tests on other builds of the extension: `python tests/builds/other_builds.py arm` on a simulated Arm CPU, for
 which the extension is cross-built, and `python tests/builds/other_builds.py sanitized` with the sanitizers of the
-compiler.  Further arguments go to pytest: -k linear.
+compiler.  Further arguments go to pytest: -k linear.  `python tests/builds/other_builds.py fuzz-sanitized` runs the
+fuzzers of tests/fuzz with the sanitizers; further arguments are theirs.
 
 What is fetched and built is kept in build/arm and build/sanitized.  Where something is missing, the script says what.
 """
@@ -36,8 +37,8 @@ def run(*command, **environment):
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode == 0
 
 
-def build_and_test(folder, python, without, arguments, build_environment, test_environment):
-    """Puts the package into folder/lib and runs the tests there, so that they import this one."""
+def build(folder, python, environment):
+    """Puts the package into folder/lib, which it returns: what runs there imports this package."""
     library = folder / "lib"
     sources = [ROOT / "setup.py", *ROOT.glob("csrc/**/*.[ch]"), *ROOT.glob("sdpa/**/*.p*")]
     changed = max(source.stat().st_mtime for source in sources if source.suffix != ".pyc")
@@ -48,8 +49,13 @@ def build_and_test(folder, python, without, arguments, build_environment, test_e
         made = run(sys.executable, "-m", "Cython.Build.Cythonize", "--quiet", "sdpa/_core.pyx")
         where = ["--build-lib", library, "--build-temp", folder / "temp"]
         command = [python, "setup.py", "--quiet", "build", *where]
-        if not (made and run(*command, **build_environment)):
+        if not (made and run(*command, **environment)):
             sys.exit("the build failed")
+    return library
+
+
+def build_and_test(folder, python, without, arguments, build_environment, test_environment):
+    library = build(folder, python, build_environment)
     selection = [*FOLDERS, "--hypothesis-profile=few", "-k", f"not ({' or '.join(without)})"]
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", *selection, *arguments]
     # Threads that wait must not spin: these tests have no CPUs to spare.
@@ -113,7 +119,8 @@ def test_arm(folder, arguments):
     return build_and_test(folder, python, UNFIT + LONG, ["--cover=0", *arguments], environment, settings)
 
 
-def test_sanitized(folder, arguments):
+def sanitizers():
+    """The environments to build with them, and to run what was built."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     libraries = [
         subprocess.run([*compiler, f"-print-file-name={name}.so"], capture_output=True, text=True).stdout.strip()
@@ -123,17 +130,37 @@ def test_sanitized(folder, arguments):
         skip(f"{' '.join(compiler)} has no libasan.so and libubsan.so")
     environment = {
         "LD_PRELOAD": " ".join(libraries),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python frees nothing at its end
+        # Python frees nothing at its end.  What is too large to allocate is a MemoryError, as without sanitizers.
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    sanitizers = {"SDPA_SANITIZE": "address,undefined"}
+    return {"SDPA_SANITIZE": "address,undefined"}, environment
+
+
+def test_sanitized(folder, arguments):
     # A finding ends the process: what it says must not be captured in files that nobody reads then.
     options = ["--cover=1", "-nauto", "--capture=sys"]
-    return build_and_test(folder, sys.executable, UNFIT, [*options, *arguments], sanitizers, environment)
+    return build_and_test(folder, sys.executable, UNFIT, [*options, *arguments], *sanitizers())
+
+
+def fuzz_sanitized(folder, arguments):
+    """tests.fuzz is found by the path, the package in the folder where it runs."""
+    build_environment, environment = sanitizers()
+    library = build(folder, sys.executable, build_environment)
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run([sys.executable, "-m", "tests.fuzz", *arguments], cwd=library, env=environment).returncode
+
+
+COMMANDS = {
+    "arm": (test_arm, "arm"),
+    "sanitized": (test_sanitized, "sanitized"),
+    "fuzz-sanitized": (fuzz_sanitized, "sanitized"),
+}
 
 
 if __name__ == "__main__":
     if platform.system() != "Linux":
         skip("these builds are for Linux")
     name, *arguments = sys.argv[1:]
-    sys.exit({"arm": test_arm, "sanitized": test_sanitized}[name](ROOT / "build" / name, arguments))
+    command, folder = COMMANDS[name]
+    sys.exit(command(ROOT / "build" / folder, arguments))

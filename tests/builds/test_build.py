@@ -88,9 +88,16 @@ def test_compiler_without_openmp(source, tmp_path):
 
 
 @pytest.mark.builds
-@pytest.mark.parametrize("flag, lost", [("-mavx512f", ["avx512_bf16", "avx512"]), ("-mavx512bf16", ["avx512_bf16"])])
+@pytest.mark.parametrize(
+    "flag, lost",
+    [
+        ("-mavx512f", ["amx", "avx512_bf16", "avx512"]),
+        ("-mavx512bf16", ["amx", "avx512_bf16"]),
+        ("-mamx-bf16", ["amx"]),
+    ],
+)
 def test_compiler_without_avx512(source, tmp_path, flag, lost):
-    if not set(lost) <= set(sdpa.kernels()):
+    if not set(lost) & set(sdpa.kernels()):
         pytest.skip("this CPU does not run what is lost")
     log = build(source, CC=compiler_without(tmp_path, flag))
     assert sorted(re.findall("warning: .* (\\w+) kernel is left out", log)) == sorted(lost) and "OpenMP" not in log
@@ -245,11 +252,13 @@ def editor_flags(header, isa="baseline"):
         return [more for pattern, more in added.items() if re.fullmatch(pattern, path)]
 
     if isa != "baseline":
-        of_pairs = isa == "avx512_bf16" and header.endswith("singles.h")
-        if added_to(header) or of_pairs or header.startswith("csrc/simd/baseline"):
+        if added_to(header) or header.endswith(NOT_FOR.get(isa, ())) or header.startswith("csrc/simd/baseline"):
             return None
         header = f"csrc/simd/{isa}.h"
     return flags + [flag for more in added_to(header) for flag in more]
+
+
+NOT_FOR = {"avx512_bf16": ("singles.h",), "amx": ("singles.h", "vectors.h", "additive.h")}  # those kernels lack them
 
 
 @functools.cache
@@ -261,7 +270,7 @@ def takes(*flags):
     return subprocess.run(command, input=code, capture_output=True, text=True).returncode == 0
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512_bf16"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512_bf16", "amx"])
 @pytest.mark.parametrize("header", HEADERS)
 def test_headers_can_be_read_alone(header, isa):
     """As editors do: each includes what it uses."""

@@ -180,6 +180,76 @@ def test_signals_while_saving(tmp_path, prelude):
     assert [place.name for place in tmp_path.iterdir()] == ["cache"]
 
 
+STEPS = """
+import os
+EVENTS = ("open", "os.", "shutil.", "ctypes.", "fcntl.", "tempfile.", "file written")
+
+def die_at(number):
+    count = 0
+    def step(event, arguments):
+        nonlocal count
+        if event.startswith(EVENTS):
+            if count == number:
+                os._exit(9)
+            count += 1
+    sys.addaudithook(step)
+    save = np.save
+    def half_of(file, array, **options):  # what a file holds while it is written
+        save(file, array, **options)
+        size = os.path.getsize(file)
+        os.truncate(file, size // 2)
+        step("file written", ())
+        save(file, array, **options)
+    np.save = half_of
+
+def number_at(path):
+    cache = KVCache.load(path)
+    (number,) = {*cache.keys.ravel().tolist(), *cache.values.ravel().tolist()}
+    return int(number)
+
+old, new = numbered(3), numbered(4)
+there = sys.argv[2] == "over an old one"
+code, number, seen = 9, 0, set()
+while code == 9:
+    if there:
+        old.save(path)
+    child = os.fork()
+    if child == 0:
+        die_at(number)
+        new.save(path)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        seen.add(number_at(path))
+    except FileNotFoundError:
+        assert not there, number
+        seen.add(0)
+    else:
+        if not there:
+            new.save(path)  # which clears away what was left
+            import shutil
+            assert os.listdir(os.path.dirname(path)) == ["cache"], number
+            shutil.rmtree(path)
+    number += 1
+if there:
+    new.save(path)
+    assert os.listdir(os.path.dirname(path)) == ["cache"]
+print(code, number, sorted(seen))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork beside threads
+@of_systems
+@pytest.mark.parametrize("place", ["over an old one", "where nothing is"])
+def test_killed_at_every_step(tmp_path, prelude, place):
+    """At each call of the system, and while each file is written: the old save, or the new one, or nothing if there was
+    nothing; and the next save clears away what is left."""
+    code, number, seen = finish(start(prelude + STEPS, tmp_path / "cache", place)).split(maxsplit=2)
+    assert code == "0" and int(number) > 12
+    assert seen.strip() == ("[3, 4]" if place == "over an old one" else "[0, 4]")
+
+
 def test_what_is_no_save_is_not_replaced(tmp_path):
     target = tmp_path / "elsewhere"
     numbered(1).save(target)
@@ -460,3 +530,31 @@ def test_a_subclass_is_loaded_as_one(tmp_path):
     numbered(3).save(tmp_path / "cache")
     assert type(Named.load(tmp_path / "cache")) is Named
     assert sdpa.KVCache is KVCache
+
+
+# Files of earlier versions.
+
+SAVED = Path(__file__).parent / "saved"
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("folder", sorted(SAVED.glob("*/*")), ids=lambda folder: "/".join(folder.parts[-2:]))
+def test_caches_of_earlier_versions_load(folder, mmap):
+    """saved/make.py says what they hold."""
+    sys.path.insert(0, str(SAVED))
+    try:
+        from make import CACHES, made
+    finally:
+        sys.path.remove(str(SAVED))
+    expected, cache = made(folder.name), KVCache.load(folder, mmap=mmap)
+    assert folder.name in CACHES and repr(cache).split(", room")[0] == repr(expected).split(", room")[0]
+    assert cache.lengths.tolist() == expected.lengths.tolist()
+    same(cache, expected, 2)
+    works(cache)
+
+
+def test_there_are_caches_of_each_kind_and_of_each_version():
+    versions = {
+        version.name: {folder.name for folder in version.iterdir()} for version in SAVED.iterdir() if version.is_dir()
+    }
+    assert {"float32", "bfloat16", "int8", "window", "ragged"} == versions["0.1"]

@@ -36,6 +36,25 @@ CONTRACT = {
 }
 
 
+DISTRIBUTED = {
+    "attention": f"(comm, query, key, value, *, layout='contiguous', split='sequence', {OPTIONS}, {RESULTS})",
+    "attention_backward": (
+        f"(comm, grad_out, query, key, value, out, lse, *, layout='contiguous', grad_lse=None, {OPTIONS}, threads=None)"
+    ),
+    "attention_varlen": (
+        f"(comm, query, key, value, *, cu_seqlens_q, cu_seqlens_k=None, layout='contiguous', {OPTIONS}, {RESULTS})"
+    ),
+    "attention_varlen_backward": (
+        f"(comm, grad_out, query, key, value, out, lse, *, cu_seqlens_q, cu_seqlens_k=None, layout='contiguous', "
+        f"grad_lse=None, {OPTIONS}, threads=None)"
+    ),
+    "explain": f"(comm, query, key, value, *, layout='contiguous', split='sequence', {OPTIONS}, {RESULTS})",
+    "gather": "(comm, array, *, axis=-2, layout='contiguous', root=0)",
+    "rows": "(length, rank, size, layout='contiguous')",
+    "scatter": "(comm, array, *, axis=-2, layout='contiguous', root=0)",
+}
+
+
 CACHES = {
     "KVCache": (
         "(batch, kv_heads, head_dim, *, value_dim=None, dtype=float32, capacity=None, window=None, keep=0, group=32)"
@@ -135,3 +154,12 @@ def test_the_oracle_takes_the_same_and_a_dtype(name):
 @pytest.mark.parametrize("name", sdpa.__all__)
 def test_public_names_are_documented(name):
     assert inspect.getdoc(getattr(sdpa, name))
+
+
+@pytest.mark.parametrize("name, signature", DISTRIBUTED.items(), ids=DISTRIBUTED)
+def test_signature_over_ranks(name, signature):
+    found = getattr(sdpa.distributed, name)
+    given = [p.replace(annotation=p.empty) for p in inspect.signature(found).parameters.values()]
+    assert str(inspect.Signature(given)) == signature
+    assert inspect.getdoc(found)
+    assert name in sdpa.distributed.__all__

@@ -1,0 +1,206 @@
+"""Any objects as arguments of all public functions: a result or an error that names what is wrong, never a crash."""
+
+import warnings
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_dtypes import bfloat16, float8_e5m2
+from support.draw import draw, float32, float64, rng
+from support.layouts import LAYOUTS
+from support.packed import draw_packed
+from support.problems import PROPERTY, examples
+
+import sdpa
+
+ERRORS = (ValueError, TypeError)
+
+
+def normal(*shape):
+    return rng(0).standard_normal(shape).astype(float32)
+
+
+ARRAYS = dict(zip(("query", "key", "value"), draw(M=5, N=7, D=4, E=3)))
+OUT, LSE = sdpa.attention(**ARRAYS, return_lse=True)
+(_Q, _K, _V), WHERE = draw_packed((2, 0, 3), (4, 1, 3), D=4, E=3)
+PACKED = dict(query=_Q, key=_K, value=_V, **WHERE)
+PACKED_OUT, PACKED_LSE = sdpa.attention_varlen(**PACKED, return_lse=True)
+OPTIONS = dict(
+    mask=None, bias=None, causal=False, window=None, q_offset=None, kv_lengths=None, scale=None, softcap=None,
+    sinks=None, alibi_slopes=None, threads=None,
+)  # fmt: skip
+RESULTS = dict(return_lse=False, out=None)
+LAYER = dict(embed_dim=8, num_heads=2, in_proj_weight=normal(24, 8), out_proj_weight=normal(8, 8))
+
+
+def of_layer(x, context=None, **given):
+    made = {
+        name: given.pop(name)
+        for name in (*LAYER, "kv_heads", "rotary", "qk_norm", "pre_norm", "bias_k")
+        if name in given
+    }
+    return sdpa.MultiHeadAttention(**made)(x, context, **given)
+
+
+def of_linear(weight, bias, activation, x, residual, out, threads):
+    return sdpa.Linear(weight, bias, activation=activation)(x, residual=residual, out=out, threads=threads)
+
+
+def of_feed_forward(x, residual, up_weight, down_weight, **given):
+    return sdpa.FeedForward(up_weight, down_weight, **given)(x, residual=residual)
+
+
+def of_cache(key, value, query, lengths, n, options, **made):
+    cache = sdpa.KVCache(**made)
+    cache.append(key, value, lengths)
+    cache.fork().truncate(n)
+    return cache.attend(query, **options)
+
+
+def of_pages(key, value, query, tokens, n, cu_seqlens, options, sequences=None, **made):
+    cache = sdpa.PagedKVCache(**made)
+    first = [cache.allocate(tokens), cache.allocate()]
+    cache.append(first if sequences is None else sequences, key, value, cu_seqlens)
+    cache.truncate(cache.fork(first[0]), n)
+    return cache.attend(query, first if sequences is None else sequences, **options)
+
+
+CALLS = {
+    sdpa.attention: ARRAYS | OPTIONS | RESULTS,
+    sdpa.explain: ARRAYS | OPTIONS | RESULTS,
+    sdpa.attention_weights: dict(query=ARRAYS["query"], key=ARRAYS["key"]) | OPTIONS,
+    sdpa.attention_varlen: PACKED | OPTIONS | RESULTS,
+    sdpa.attention_backward: ARRAYS | OPTIONS | dict(grad_out=OUT, out=OUT, lse=LSE, grad_lse=None),
+    sdpa.attention_varlen_backward: PACKED | OPTIONS | dict(
+        grad_out=PACKED_OUT, out=PACKED_OUT, lse=PACKED_LSE, grad_lse=None
+    ),
+    sdpa.additive_attention: ARRAYS | OPTIONS | RESULTS | dict(w_query=normal(6, 4), w_key=normal(6, 4), v=normal(6)),
+    sdpa.scaled_dot_product_attention: ARRAYS | dict(
+        attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=True
+    ),
+    sdpa.merge: dict(outs=[OUT, OUT], lses=[LSE, LSE], out=None),
+    sdpa.rotary: dict(
+        x=ARRAYS["query"], positions=3, base=10000.0, frequencies=None, interleaved=False, dim=None, cos=None, sin=None,
+        out=None, threads=None,
+    ),
+    sdpa.layer_norm: dict(x=normal(3, 8), weight=None, bias=None, eps=1e-5, residual=None, out=None, threads=None),
+    sdpa.rms_norm: dict(x=normal(3, 8), weight=None, eps=1e-5, residual=None, out=None, threads=None),
+    of_linear: dict(
+        weight=normal(5, 8), bias=None, activation=None, x=normal(3, 8), residual=None, out=None, threads=None
+    ),
+    of_feed_forward: dict(
+        x=normal(3, 8), residual=None, up_weight=normal(5, 8), down_weight=normal(8, 5), gate_weight=None, up_bias=None,
+        gate_bias=None, down_bias=None, activation="gelu", threads=None,
+    ),
+    of_layer: LAYER | OPTIONS | dict(
+        x=normal(2, 5, 8), context=None, kv_heads=2, rotary=None, qk_norm=None, pre_norm=None, bias_k=None,
+        positions=None, residual=None, return_weights=False, cache=None, sequences=None, cu_seqlens=None,
+    ),
+    of_cache: dict(
+        batch=2, kv_heads=2, head_dim=4, value_dim=3, dtype=float32, capacity=None, window=None, keep=0, group=32,
+        key=normal(2, 2, 5, 4), value=normal(2, 2, 5, 3), query=ARRAYS["query"], lengths=None, n=3, options={},
+    ),
+    of_pages: dict(
+        pages=9, page_size=3, kv_heads=2, head_dim=4, value_dim=3, dtype=float32, key=normal(2, 2, 4),
+        value=normal(2, 2, 3), query=normal(2, 4, 4), tokens=2, n=1, cu_seqlens=None, options={}, sequences=None,
+    ),
+}  # fmt: skip
+
+
+class Odd:
+    """What NumPy makes of it fails."""
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("no array")
+
+    def __index__(self):
+        return 2**80
+
+
+NUMBERS = [None, True, False, -1, 0, 1, 2, 3, 7, 64, 2**31, 2**62, 2**63, -(2**63), 2**64, 2**80]
+NUMBERS += [0.0, 0.5, -2.5, 1e308, np.inf, np.nan, np.float32(2), np.int8(3), np.uint64(2**63), np.bool_(True), 1j]
+OTHERS = ["", "x", "gelu", b"ab", [], [1, 2], [1, [2]], (None, 1), (-1, None), (2**62, -(2**62)), {}, {"base": 2}]
+OTHERS += [
+    {"eps": -1},
+    {"weight": [1]},
+    float32,
+    "bfloat16",
+    "int8",
+    "O",
+    object(),
+    range(3),
+    Ellipsis,
+    slice(1),
+    "gelu_tanh",
+]
+DTYPES = [
+    float32,
+    float64,
+    np.float16,
+    bfloat16,
+    float8_e5m2,
+    np.int8,
+    np.int64,
+    np.uint64,
+    bool,
+    complex,
+    object,
+    ">f4",
+    "U3",
+]
+DTYPES += ["f4,i8", "M8[s]", np.longdouble]
+SIZES = st.sampled_from([0, 1, 1, 2, 2, 3, 4, 4, 5, 6, 7, 8, 24])
+
+
+@st.composite
+def arrays(choose):
+    shape = choose(st.lists(SIZES, max_size=5))
+    dtype = choose(st.sampled_from(DTYPES[:4]) | st.sampled_from(DTYPES))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        array = np.zeros(shape, dtype)
+    if np.dtype(dtype) in (float32, float64) and choose(st.booleans()):
+        array[...] = choose(st.sampled_from([1, -1, np.nan, np.inf, 1e30]))
+    kind = choose(st.sampled_from(["plain", "plain", "masked", "list"]))
+    if array.dtype in (float32, float64):
+        kind = choose(st.sampled_from([kind, "layout", "large and empty", "one element"]))
+    if kind == "layout":
+        return choose(st.sampled_from(list(LAYOUTS.values())))(array)
+    if kind == "masked":
+        return np.ma.masked_array(array)
+    if kind == "large and empty":
+        return np.lib.stride_tricks.as_strided(array, (choose(st.sampled_from([2**31, 2**40])), 0, *shape), None)
+    if kind == "one element" and array.size:
+        return np.lib.stride_tricks.as_strided(array, shape, [0] * len(shape))
+    return array.tolist() if kind == "list" and array.dtype.kind in "fi" else array
+
+
+ANY = st.sampled_from(NUMBERS) | st.sampled_from(OTHERS) | arrays() | arrays() | st.builds(Odd)
+
+
+@settings(PROPERTY, max_examples=examples(2000))
+@given(st.data())
+def arguments(data):
+    call = data.draw(st.sampled_from(list(CALLS)))
+    usual = CALLS[call]
+    names = data.draw(st.lists(st.sampled_from(sorted(usual)), min_size=1, max_size=3, unique=True))
+    any_of_it = ANY
+    if call is sdpa.merge:  # parts may be as many as there are
+        any_of_it = ANY.filter(lambda given: not isinstance(given, np.ndarray) or given.shape[:1] < (2**31,))
+    given = usual | {name: data.draw(any_of_it) for name in names}
+    kept = {name: array.copy() for name, array in usual.items() if isinstance(array, np.ndarray)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of numbers that are not finite, or of NumPy about its own conversions
+        try:
+            call(**given)
+        except ERRORS as error:
+            assert str(error)
+        except MemoryError:  # what was asked for is too much
+            pass
+        except RuntimeError as error:
+            assert str(error) == "no array"  # of Odd
+    for name, array in kept.items():
+        np.testing.assert_array_equal(usual[name], array)
+
+
+PROPERTIES = {"arguments": arguments}

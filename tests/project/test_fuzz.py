@@ -1,0 +1,115 @@
+"""The fuzzers find what is planted, say how to find it again, and end."""
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from support.processes import ROOT, run_python
+
+
+def fuzz(*arguments):
+    command = [sys.executable, "-m", "tests.fuzz", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, done.stdout
+
+
+def test_a_round_of_each_target_that_is_named():
+    code, printed = fuzz("--minutes", "0", "--seed", "3", "--only", "merge,like torch,paged,commands")
+    assert code == 0 and printed.endswith("0 failures\n")
+    for name in ("merge", "like torch", "paged", "commands"):
+        assert re.search(rf"^{name} +1 ", printed, re.MULTILINE)
+
+
+def test_every_kernel_is_drawn():
+    names = run_python(
+        "import tests.fuzz; from tests.fuzz.kernels import *\nprint({use_kernel(n) for n in range(99)} == {*KERNELS})"
+    )
+    assert names == "True"
+
+
+def test_wrong_names():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz", "--only", "nothing"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "--only has nothing: it must be of attention, weights" in done.stderr
+
+
+# A worker whose targets are these.
+TARGETS = """
+import os, sys, time
+import tests.fuzz
+from hypothesis import given, strategies as st
+from tests.fuzz import running, targets
+
+def fails(number):
+    assert number < 0, "planted"
+
+@given(st.integers(0, 1000))
+def crashes(number):
+    if number > 9:
+        os.abort()
+
+def stays(number):
+    time.sleep(1000)
+
+targets.TARGETS.clear()
+targets.TARGETS |= {"well": lambda number: None, "fails": fails, "crashes": lambda number: crashes(), "stays": stays}
+"""
+WORKER = TARGETS + "running.worker(sys.argv[1].split(','), 5, 1, 0)"
+WATCH = """
+import sys
+import tests.fuzz
+from tests.fuzz import running
+tally = running.Tally()
+command = lambda names, attempt: [sys.executable, "-c", {worker!r}, ",".join(names)]
+again = lambda name, seed: ["python", "-c", {repeat!r}, name]
+running.HANG = 20
+running.watch([command], {names!r}, tally, again, hang=4)
+print(*tally.lines(), sep="\\n")
+print(tally.failures, "failures")
+"""
+REPEAT = "print('Trying example: crashes(\\n    number=10,\\n)')"
+
+
+def watched(*names):
+    return run_python(WATCH.format(worker=WORKER, names=list(names), repeat=REPEAT), timeout=120)
+
+
+def test_a_failure_is_printed_with_its_seed_and_the_others_go_on():
+    printed = watched("fails", "well")
+    assert "==== fails failed, seed 5, kernel" in printed and "AssertionError: planted" in printed
+    assert re.search(r"^well +1 ", printed, re.MULTILINE) and printed.endswith("1 failures")
+
+
+def test_a_crash_is_a_failure_with_its_last_example():
+    printed = watched("crashes", "well")
+    assert (
+        "==== crashes failed, seed 5" in printed and "code -6" in printed and "Fatal Python error: Aborted" in printed
+    )
+    assert "---- the last example:" in printed and "number=10" in printed
+    assert "3 failures" in printed  # then it is left alone
+    assert re.search(r"^well +", printed, re.MULTILINE)
+
+
+def test_a_round_without_end_is_a_failure():
+    printed = watched("stays")
+    assert "==== stays failed, seed 5" in printed and "had no end" in printed and "time.sleep" not in printed.split()[0]
+
+
+def test_what_is_printed_finds_the_failure_again():
+    code = "from tests.fuzz.__main__ import again; import shlex; print(shlex.join(again('like torch', 12)))"
+    command = shlex.split(run_python(code))
+    assert command[:3] == ["python", "-m", "tests.fuzz"]
+    done = subprocess.run([sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "seed 12" in done.stdout
+
+
+def test_guided_by_coverage():
+    pytest.importorskip("atheris", reason="atheris is not installed")
+    command = [sys.executable, "-m", "tests.fuzz.guided", "--minutes", "0.05", "--only", "a cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^a cache +[1-9]\d* inputs, +[1-9]\d* branches", done.stdout)
