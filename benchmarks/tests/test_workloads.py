@@ -103,6 +103,17 @@ ZEN4_BOUNDS_MS = {
     "decode-b4-8k-fp16": 2.4,
     "decode-short-fp32": 0.0187,
     "decode-short-bf16": 0.00967,
+    "decode-3000-g5-fp32": 0.274,
+    "decode-b4-2k-d64-fp32": 0.155,
+    "decode-short-b4-d64-fp32": 0.0151,
+    "decode-short-mha-fp32": 0.00814,
+    "decode-cross-1500-fp32": 0.0475,
+    "decode-cross-b4-1024-fp32": 0.0866,
+    "decode-cross-2000-fp32": 0.106,
+    "speculate-2-fp32": 0.299,
+    "speculate-4-fp32": 0.599,
+    "speculate-8-fp32": 1.2,
+    "speculate-5-mha-fp32": 0.29,
     "chunk-16-fp32": 9.57,
     "chunk-16-bf16": 4.95,
     "chunk-64-fp32": 38.2,
@@ -121,6 +132,13 @@ ZEN4_BOUNDS_MS = {
     "mask-add-bf16": 5.27,
     "window-512-fp32": 18.6,
     "window-512-bf16": 9.89,
+    "window-128-8192-fp32": 9.82,
+    "window-200-3000-fp32": 10.6,
+    "many-16-fp32": 0.619,
+    "many-32-fp32": 0.989,
+    "many-64-fp32": 2.48,
+    "swin-49-fp32": 0.386,
+    "swin-49-b256-fp32": 1.16,
     "long-8192-full-fp32": 317,
     "long-8192-causal-fp32": 158,
     "long-16384-fp32": 317,
@@ -129,6 +147,10 @@ ZEN4_BOUNDS_MS = {
     "bwd-1024-causal-bf16": 8.42,
     "bwd-bert-fp32": 6.2,
     "bwd-gqa-1024-causal-fp32": 65.4,
+    "bwd-64-d32-fp32": 2.11,
+    "bwd-50-fp32": 1.89,
+    "layer-32-fp32": 0.17,
+    "layer-b2-20-fp32": 0.209,
     "layer-b8-128-fp32": 22.7,
     "layer-b8-128-bf16": 11.4,
     "layer-1024-fp32": 35.7,
@@ -378,7 +400,7 @@ def test_reading_is_a_call_on_keys_and_values(dtype_name):
 def test_only_what_memory_limits_is_read():
     for name, workload in WORKLOADS.items():
         few_rows = (isinstance(workload, (Linear, FeedForward)) and workload.rows <= 16) or "-token" in name
-        assert workload.limited_by_memory == (name.startswith(("decode-", "norm-")) or few_rows)
+        assert workload.limited_by_memory == (name.startswith(("decode-", "speculate-", "norm-")) or few_rows)
     with pytest.raises(Unsupported, match="memory limits only"):
         reading.read_peer(TINY)
 

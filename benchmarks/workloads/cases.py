@@ -30,7 +30,17 @@ CASES = [
     Attention("decode-4k-mha", 1, 32, 32, 1, 4096, 128),
     Attention("decode-32k", 1, 32, 8, 1, 32768, 128),
     Attention("decode-b4-8k", 4, 32, 8, 1, 8192, 128),
+    Attention("decode-3000-g5", 1, 40, 8, 1, 3000, 128),
+    Attention("decode-b4-2k-d64", 4, 16, 4, 1, 2048, 64),
     Attention("decode-short", 1, 32, 8, 1, 256, 128),
+    Attention("decode-short-b4-d64", 4, 16, 4, 1, 200, 64),
+    Attention("decode-short-mha", 1, 12, 12, 1, 256, 64),
+    Attention("decode-cross-1500", 1, 12, 12, 1, 1500, 64),  # one token of a decoder that listens to an encoder
+    Attention("decode-cross-b4-1024", 4, 8, 8, 1, 1024, 64),
+    Attention("decode-cross-2000", 1, 20, 20, 1, 2000, 64),
+    # Tokens that were guessed, looked at together.
+    *(Attention(f"speculate-{n}", 1, 32, 8, n, 2048 + n, 128, causal=True) for n in (2, 4, 8)),
+    Attention("speculate-5-mha", 2, 12, 12, 5, 2053, 64, causal=True),
     Attention("chunk-16", 1, 32, 8, 16, 8192, 128, causal=True),
     Attention("chunk-64", 1, 32, 8, 64, 8192, 128, causal=True),
     Attention("tiny", 1, 1, 1, 3, 3, 64),
@@ -41,6 +51,14 @@ CASES = [
     Attention("mask-bool", 1, 8, 8, 1024, 1024, 64, hiding="random"),
     Attention("mask-add", 1, 8, 8, 1024, 1024, 64, hiding="bias"),
     Attention("window-512", 1, 8, 8, 4096, 4096, 64, window=512),
+    Attention("window-128-8192", 1, 8, 8, 8192, 8192, 64, window=128),
+    Attention("window-200-3000", 2, 4, 4, 3000, 3000, 128, window=200),
+    # Many short sequences, and the windows of an image that look at themselves, with a bias for each head.
+    Attention("many-16", 256, 8, 8, 16, 16, 64),
+    Attention("many-32", 128, 12, 12, 32, 32, 32),
+    Attention("many-64", 64, 8, 8, 64, 64, 64),
+    Attention("swin-49", 64, 4, 4, 49, 49, 32, hiding="bias"),
+    Attention("swin-49-b256", 256, 3, 3, 49, 49, 32, hiding="bias"),
     Attention("long-8192-full", 1, 4, 4, 8192, 8192, 64),
     Attention("long-8192-causal", 1, 4, 4, 8192, 8192, 64, causal=True),
     Attention("long-16384", 1, 2, 2, 16384, 16384, 64, causal=True),
@@ -48,6 +66,10 @@ CASES = [
     Backward("bwd-1024-causal", 1, 8, 8, 1024, 1024, 64, causal=True),
     Backward("bwd-bert", 8, 12, 12, 128, 128, 64),
     Backward("bwd-gqa-1024-causal", 1, 16, 4, 1024, 1024, 128, causal=True),
+    Backward("bwd-64-d32", 32, 8, 8, 64, 64, 32),
+    Backward("bwd-50", 16, 12, 12, 50, 50, 64),
+    Layer("layer-32", 1, 12, 12, 32, 32, 32),
+    Layer("layer-b2-20", 2, 6, 6, 20, 20, 64),
     Layer("layer-b8-128", 8, 12, 12, 128, 128, 64),
     Layer("layer-1024", 1, 12, 12, 1024, 1024, 64),
     # case                             rows width outs
@@ -84,8 +106,9 @@ FLOAT16 = [
     "prefill-512-full", "prefill-512-causal", "prefill-2048-full", "prefill-2048-causal",
     "prefill-4096-d128-full", "prefill-4096-d128-causal", "gqa-1024-d128-full", "gqa-1024-d128-causal",
     "bert", "vit-197", "clip-77", "odd-1000-full", "odd-1000-causal",
-    "decode-4k", "decode-4k-mha", "decode-32k", "decode-b4-8k", "decode-short", "chunk-16", "chunk-64",
-    "cross-77", "mask-pad", "mask-bool", "mask-add", "window-512",
+    *(case.case for case in CASES if case.case.startswith(("decode-", "speculate-"))), "chunk-16", "chunk-64",
+    "cross-77", "mask-pad", "mask-bool", "mask-add", "window-512", "window-128-8192", "many-16", "many-32", "many-64",
+    "swin-49",
 ]  # fmt: skip
 PARTS = ("hdim-", "bwd-", "layer-", "linear-", "ffn-", "norm-", "model-bert-", "model-llama-", "hf-llama-")  # of models
 BFLOAT16 = [*FLOAT16, "tiny", *(case.case for case in CASES if case.case.startswith(PARTS))]
