@@ -52,7 +52,7 @@ ISAS = {
         "__x86_64__",
         [*AVX512, "-mavx512bf16"],
         "#include <immintrin.h>\n__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }\n",
-        [("4", "0")],
+        [("4", "0"), ("4", "1")],
     ),
     "amx": Isa(
         "__x86_64__",

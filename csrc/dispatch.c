@@ -20,7 +20,7 @@
 DECLARE(avx512)
 #endif
 #ifdef SDPA_HAVE_avx512_bf16
-extern const sdpa_kernel sdpa_kernel_avx512_bf16_4_0;
+extern const sdpa_kernel sdpa_kernel_avx512_bf16_4_0, sdpa_kernel_avx512_bf16_4_1;
 #endif
 #ifdef SDPA_HAVE_amx
 extern const sdpa_kernel sdpa_kernel_amx_4_0;
@@ -33,21 +33,21 @@ DECLARE(neon)
 #endif
 DECLARE(baseline)
 
-/* Memory limits few rows, not arithmetic: they are widened here too. */
-#define FOR_PAIRS(isa)                                                                                                 \
+/* Beside AMX few rows are widened: such CPUs multiply pairs in vectors at a quarter of the rate of numbers. */
+#define FOR_PAIRS(isa, few)                                                                                            \
     {                                                                                                                  \
         #isa,                                                                                                          \
         {                                                                                                              \
-            PAIR(avx512, 4), PAIR(avx512, 8), { &sdpa_kernel_##isa##_4_0, &sdpa_kernel_avx512_4_1 }                    \
+            PAIR(avx512, 4), PAIR(avx512, 8), { &sdpa_kernel_##isa##_4_0, &sdpa_kernel_##few##_4_1 }                   \
         }                                                                                                              \
     }
 
 const sdpa_isa sdpa_isas[] = {
 #ifdef SDPA_HAVE_amx
-    FOR_PAIRS(amx),
+    FOR_PAIRS(amx, avx512),
 #endif
 #ifdef SDPA_HAVE_avx512_bf16
-    FOR_PAIRS(avx512_bf16),
+    FOR_PAIRS(avx512_bf16, avx512_bf16),
 #endif
 #ifdef SDPA_HAVE_avx512
     LIST(avx512),

@@ -82,7 +82,7 @@ typedef struct {
     int threads;                    /* that will share the work */
     int64_t fewest_rows, most_rows; /* of a key/value head, for this kernel; other sequences are not its work */
     int split;                      /* each part of the keys is a unit of its own */
-    int far;                        /* K and V come from afar, and are prefetched */
+    int far;                        /* where K and V are expected: see sdpa_distance */
     int64_t *unit_starts;           /* (B + 1), where sequences are packed: units before each of them */
     struct sdpa_watch *watch;       /* of the threads of the call, between blocks: see threads.h */
 } sdpa_schedule;
@@ -91,6 +91,9 @@ typedef struct {
 typedef struct {
     int64_t tasks, bundles, parts;
 } sdpa_cut;
+
+/* The second-level caches, the third-level cache, or memory. */
+typedef enum { SDPA_NEAR, SDPA_THIRD_LEVEL, SDPA_MEMORY } sdpa_distance;
 
 /* What a thread takes at once: a bundle, or where the schedule is `split` a part, of one key/value head. */
 typedef struct {

@@ -61,7 +61,8 @@ static void add_pending(agenda *soon, pending rows, int64_t count, int vectors)
 static int fetched(const sdpa_task *t, const sdpa_array *array)
 {
     enum { PAGE = 4096 };
-    return array->data && t->scratch.leads && (t->rows.far || array->row >= PAGE) && array->column == array->itemsize;
+    return array->data && t->scratch.leads && (t->rows.far == SDPA_MEMORY || array->row >= PAGE) &&
+           array->column == array->itemsize;
 }
 
 /* Keys begin..end of the block, or behind it, of K or V.  The first task of a bundle does that for all. */

@@ -69,7 +69,7 @@ static operand part_of_values(const sdpa_input *in, sdpa_task *t, int marks)
     const operand values = copy_values(in, t);
     char *copy = t->scratch.value_copy;
     if (!(t->scratch.odd_values & NOT_FINITE)) return values;
-    for (int64_t i = 0; i < 2 * copied_pairs(in, in->value_dim); ++i) {
+    for (int64_t i = 0; i < copied_numbers(in, t); ++i) {
         const uint16_t bits = read_bits(copy + 2 * i), odd = (bits & 0x7fff) >= INFINITE ? 0xffff : 0;
         write_bits(copy + 2 * i, marks ? mark_of(bits) & odd : bits & (uint16_t)~odd);
     }
@@ -77,6 +77,23 @@ static operand part_of_values(const sdpa_input *in, sdpa_task *t, int marks)
     return values;
 }
 
+#if SDPA_FEW_ROWS
+/* In pairs of keys, number by number.  What is written was read. */
+static void mark_visible(const sdpa_task *t)
+{
+    const int places = t->scratch.places, end = t->block.count;
+    const real *visible = t->scratch.visible;
+    for (int key = 0; key < end; key += 2)
+        for (int row = 0; row < places; ++row) {
+            uint16_t seen[2] = {0}, weight[2];
+            memcpy(weight, (real *)t->scratch.s + key / 2 * places + row, sizeof weight);
+            for (int i = 0; i < 2 && key + i < end; ++i)
+                if (visible[(key + i) * places + row] != -(real)INFINITY)
+                    seen[i] = (weight[i] & 0x7fff) == 0 ? mark_of(0x7fc0) : mark_of(INFINITE);
+            memcpy((real *)t->scratch.visible + key / 2 * places + row, seen, sizeof seen);
+        }
+}
+#else
 /* In pairs of keys.  What is written was read. */
 static void mark_visible(const sdpa_task *t)
 {
@@ -96,6 +113,7 @@ static void mark_visible(const sdpa_task *t)
     for (int v = 0; v < t->rows.vectors; ++v) fill_up_pairs(t, v, visible);
 #endif
 }
+#endif
 #endif
 
 /* visible[key][rows] of the block: -inf where a key is hidden, by whichever option.  What hides scores is asked to hide

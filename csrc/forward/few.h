@@ -12,171 +12,12 @@
 #define SDPA_FORWARD_FEW_H
 
 #include "simd/vmath.h"
-#include "memory/prefetch.h"
 #include "memory/write.h"
-#include "forward/singles.h"
-
-/* So many keys, or values, go through all rows while they are in the first-level cache: memory is read in its order. */
-enum { KEYS_IN_CACHE = 16, VALUES_IN_CACHE = 32 };
-
-/* Rows of K or V that follow each other in memory, from one key on.  `ahead` is the like of it that will be read some
- * rows later; `compact`: without gaps between rows. */
-typedef struct {
-    const char *at, *ahead;
-    ptrdiff_t stride;
-    int compact;
-    const char *scales; /* for int8: of the first key */
-    ptrdiff_t scale_stride;
-    int group_shift;
-} row_run;
-
-/* VL numbers of row `key` of the run, from column `d` on. */
-static inline ALWAYS_INLINE vf read_run(row_run run, int key, int64_t d, const int dtype)
-{
-    const vf x = read_adjacent(run.at + key * run.stride + d * size_of(dtype), dtype);
-    if (dtype != SDPA_INT8) return x;
-    float scale;
-    memcpy(&scale, run.scales + key * run.scale_stride + (d >> run.group_shift) * 4, sizeof scale);
-    return vf_mul(x, vf_set1(scale));
-}
-
-/* How K or V is fetched ahead from memory: not; as one run, a constant number of bytes ahead; or run by run. */
-enum { NEAR, FAR, FAR_IN_RUNS };
-
-/* So many bytes.  Measured from memory, decode-32k, in GB/s of float32 and bfloat16: 4096 ahead 67 and 59; 8192 ahead
- * 77 and 71; 12288 ahead 71 and 77; 16384 ahead 72 and 79; 32768 ahead 66 and 76.  decode-4k-mha in bfloat16: 12288
- * ahead 91, 16384 ahead 87. */
-static inline ALWAYS_INLINE ptrdiff_t bytes_ahead(const int dtype) { return dtype == SDPA_FLOAT32 ? 8192 : 12288; }
-
-/* Tiles read several rows side by side, or parts of them, but what comes ahead of them is fetched in the order of
- * memory, a line with each vector that is read.  Measured, decode-32k float32: 77 GB/s; in the order in which it is
- * read 65; all lines of a tile at once, before it, 56.
- *
- * With column d of one of the keys of a tile. */
-static inline ALWAYS_INLINE void fetch_keys(row_run run, int first, int keys, int key, int64_t d, const int dtype,
-                                            const int far)
-{
-    const ptrdiff_t from = d * size_of(dtype);
-    if (far == NEAR || from % LINE) return;
-    const char *tile = (far == FAR ? run.at + bytes_ahead(dtype) : run.ahead) + first * run.stride;
-    const ptrdiff_t across = far == FAR || run.compact ? LINE : run.stride;
-    const ptrdiff_t down = far == FAR || run.compact ? keys : 1;
-    PREFETCH(tile + from * down + key * across, 3);
-}
-
-/* With `width` columns from e on of one of the keys of a tile. */
-static inline ALWAYS_INLINE void fetch_values(row_run run, int keys, int key, int64_t e, int width, const int dtype,
-                                              const int far)
-{
-    const ptrdiff_t left = e * size_of(dtype), bytes = width * size_of(dtype);
-    if (far == NEAR) return;
-    const char *tile = far == FAR ? run.at + bytes_ahead(dtype) : run.ahead;
-    tile += far == FAR || run.compact ? left * keys + key * bytes : left + key * run.stride;
-    UNROLL_FOR (int line = 0; line < bytes; line += LINE) PREFETCH(tile + line, 3);
-}
-
-/* K or V, and how it is read. */
-typedef struct {
-    operand rows;
-    const sdpa_array *array, *scale;
-    const char *rows_at, *scales_at; /* see row_address */
-    int compact, rows_ahead;         /* in whole pieces, as runs are read */
-} source;
-
-static source source_of(operand rows, int64_t width, const sdpa_array *array, const char *rows_at,
-                        const sdpa_array *scale, const char *scales_at)
-{
-    source s = {rows, array, scale, rows_at, scales_at, 0, KEYS_IN_CACHE};
-    const int64_t bytes = width * size_of(rows.dtype);
-    s.compact = rows.stride == bytes;
-    while (bytes && s.rows_ahead * bytes < bytes_ahead(rows.dtype)) s.rows_ahead += KEYS_IN_CACHE;
-    return s;
-}
-static source source_of_keys(const sdpa_input *in, const sdpa_task *t, operand keys)
-{
-    return source_of(keys, in->dim, &in->key, t->rows.keys_at, &in->key_scale, t->rows.key_scales_at);
-}
-static source source_of_values(const sdpa_input *in, const sdpa_task *t, operand values)
-{
-    return source_of(values, in->value_dim, &in->value, t->rows.values_at, &in->value_scale, t->rows.value_scales_at);
-}
-
-static int how_far(const sdpa_task *t, const source *s)
-{
-    return !t->rows.far ? NEAR : s->rows.at && s->compact ? FAR : FAR_IN_RUNS;
-}
-
-static void enter_page(const sdpa_input *in, const sdpa_task *t, const source *s, int key, int *end, row_run *run)
-{
-    const int later = key + s->rows_ahead;
-    int unused = key + 1;
-    /* Pieces so short have their like in one page, too, in pages of a multiple of so many rows. */
-    if (*end - key > KEYS_IN_CACHE) *end = key + KEYS_IN_CACHE;
-    run->at = run->ahead = row_address(in, s->array, s->rows_at, t, key, end);
-    if (t->block.first + later < t->rows.keys.end)
-        run->ahead = row_address(in, s->array, s->rows_at, t, later, &unused);
-}
-
-/* The run from `key` of the block on; it ends before key *end. */
-static inline ALWAYS_INLINE row_run run_of(const sdpa_input *in, const sdpa_task *t, const source *s, int key, int *end,
-                                           const int dtype, const int far)
-{
-    row_run run = {.stride = s->rows.stride, .compact = s->compact, .group_shift = in->group_shift};
-    int unused = key + 1;
-    if (far != FAR && !s->rows.at) {
-        enter_page(in, t, s, key, end, &run);
-    } else {
-        run.at = s->rows.at + key * run.stride;
-        run.ahead = run.at + s->rows_ahead * run.stride;
-    }
-    if (dtype != SDPA_INT8) return run;
-    run.scales = row_address(in, s->scale, s->scales_at, t, key, &unused);
-    run.scale_stride = s->scale->row;
-    return run;
-}
-
-/* Expands `call(dtype, far)` with constants: what the rows of K or V hold, and how they are fetched. */
-#define WITH_DTYPE(dtype, far, call)                                                                                   \
-    do {                                                                                                               \
-        if ((dtype) == SDPA_FLOAT16)                                                                                   \
-            WITH_FAR(SDPA_FLOAT16, far, call);                                                                         \
-        else if ((dtype) == SDPA_BFLOAT16)                                                                             \
-            WITH_FAR(SDPA_BFLOAT16, far, call);                                                                        \
-        else if ((dtype) == SDPA_INT8)                                                                                 \
-            WITH_FAR(SDPA_INT8, far, call);                                                                            \
-        else if ((dtype) == SDPA_FLOAT32)                                                                              \
-            WITH_FAR(SDPA_FLOAT32, far, call);                                                                         \
-        else if (sizeof(real) == sizeof(double))                                                                       \
-            call(SDPA_FLOAT64, NEAR);                                                                                  \
-    } while (0)
-#define WITH_FAR(dtype, far, call)                                                                                     \
-    do {                                                                                                               \
-        if (sizeof(real) == sizeof(float) && (far) == FAR)                                                             \
-            call(dtype, FAR);                                                                                          \
-        else if (sizeof(real) == sizeof(float) && (far) == FAR_IN_RUNS)                                                \
-            call(dtype, FAR_IN_RUNS);                                                                                  \
-        else                                                                                                           \
-            call(dtype, NEAR);                                                                                         \
-    } while (0)
-
-/* sums[key * rows + row] = K[key] . q[row] over the features from `d` to `end`, for keys * rows <= VL pairs. */
-static inline ALWAYS_INLINE vf dot_stretch(const int keys, const int rows, const int dtype, const int far, int64_t d,
-                                           int64_t end, int64_t dim, row_run run, int first, const real *q)
-{
-    vf sum[VL];
-    UNROLL_FOR (int i = 0; i < VL; ++i) sum[i] = vf_set1(0);
-    for (; d < end; d += VL) {
-        vf query[VL];
-        UNROLL_FOR (int row = 0; row < rows; ++row) query[row] = vf_load(q + row * dim + d);
-        UNROLL_FOR (int key = 0; key < keys; ++key) {
-            const vf feature = read_run(run, first + key, d, dtype);
-            fetch_keys(run, first, keys, key, d, dtype, far);
-            UNROLL_FOR (int row = 0; row < rows; ++row)
-                sum[key * rows + row] = vf_fma(feature, query[row], sum[key * rows + row]);
-        }
-    }
-    return vf_sums(sum);
-}
+#if PAIRS
+#include "forward/few_pairs.h"
+#else
+#include "forward/few_singles.h"
+#endif
 
 /* The error of one sum over thousands of features would exceed twice that of NumPy: of WIDE rows, stretches are summed on
  * their own, and so are stretches of stretches.  Vectors are short in plain C, and long sums are long there. */
@@ -184,16 +25,16 @@ enum { STRETCH = 256, STRETCHES = 16 };
 enum { NARROW, WIDE };
 
 /* s[key][row] = K[key] . q[row] */
-static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const int dtype, const int far,
+static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const int dtype, const int how,
                                           const int how_wide, int64_t dim, row_run run, int first, const real *q,
-                                          real *s, int places)
+                                          int64_t stride, real *s, int places)
 {
     vf products = vf_set1(0), longer = vf_set1(0);
-    if (how_wide == NARROW) products = dot_stretch(keys, rows, dtype, far, 0, dim, dim, run, first, q);
+    if (how_wide == NARROW) products = dot_stretch(keys, rows, dtype, how, 0, dim, stride, run, first, q);
     for (int64_t d = 0; how_wide == WIDE && d < dim; d += STRETCH) {
         const int64_t end = dim - d < STRETCH ? dim : d + STRETCH;
         if (d && d % (STRETCH * STRETCHES) == 0) longer = vf_add(longer, products), products = vf_set1(0);
-        products = vf_add(products, dot_stretch(keys, rows, dtype, far, d, end, dim, run, first, q));
+        products = vf_add(products, dot_stretch(keys, rows, dtype, how, d, end, stride, run, first, q));
     }
     if (how_wide == WIDE) products = vf_add(longer, products);
     if (keys * rows == VL && rows == places) {
@@ -206,14 +47,15 @@ static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const 
 }
 
 /* As many keys at once as VL sums allow, then one by one. */
-static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, const int far, const int how_wide, int keys,
-                                           int64_t dim, row_run run, const real *q, real *s, int places)
+static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, const int how, const int how_wide, int keys,
+                                           int64_t dim, row_run run, const real *q, int64_t stride, real *s, int places)
 {
     const int at_once = VL / rows;
     int key = 0;
     for (; key + at_once <= keys; key += at_once)
-        dot_tile(at_once, rows, dtype, far, how_wide, dim, run, key, q, s + key * places, places);
-    for (; key < keys; ++key) dot_tile(1, rows, dtype, far, how_wide, dim, run, key, q, s + key * places, places);
+        dot_tile(at_once, rows, dtype, how, how_wide, dim, run, key, q, stride, s + key * places, places);
+    for (; key < keys; ++key)
+        dot_tile(1, rows, dtype, how, how_wide, dim, run, key, q, stride, s + key * places, places);
 }
 
 /* Rows are taken by fours, twos and ones: `call(rows, first)` with a constant number. */
@@ -239,24 +81,26 @@ static void choose_places(const sdpa_input *in, sdpa_task *t)
 
 static void load_queries(const sdpa_input *in, sdpa_task *t)
 {
-    for (int row = 0; row < t->rows.count; ++row)
-        read_row(t->rows.query[row], &in->query, in->dim, (real *)t->scratch.q + row * whole_vectors(in->dim));
+    const int64_t stride = query_stride(in);
+    for (int row = 0; row < t->rows.count; ++row) load_query(in, t, row);
     for (int row = t->rows.count; row < taken_rows(t); ++row)
-        memset((real *)t->scratch.q + row * whole_vectors(in->dim), 0, (size_t)whole_vectors(in->dim) * sizeof(real));
+        memset((real *)t->scratch.q + row * stride, 0, (size_t)stride * sizeof(real));
+    find_odd_queries(in, t);
     choose_places(in, t);
 }
 
-static inline ALWAYS_INLINE void score_keys(const int dtype, const int far, const int how_wide, const sdpa_input *in,
+static inline ALWAYS_INLINE void score_keys(const int dtype, const int how, const int how_wide, const sdpa_input *in,
                                             const sdpa_task *t, sdpa_segment g, const source *keys)
 {
     const real *q = t->scratch.q;
-    const int64_t dim = whole_vectors(in->dim);
+    const int64_t dim = summed_features(in), stride = query_stride(in);
     for (int key = g.begin, end; key < g.end; key = end) {
         end = g.end - key < KEYS_IN_CACHE ? g.end : key + KEYS_IN_CACHE;
-        const row_run run = run_of(in, t, keys, key, &end, dtype, far);
+        const row_run run = run_of(in, t, keys, key, &end, dtype, how);
         real *s = scores_at(t, key, 0);
 #define DOT_TILES(rows, first)                                                                                         \
-    dot_tiles(rows, dtype, far, how_wide, end - key, dim, run, q + (first) * dim, s + (first), t->scratch.places)
+    dot_tiles(rows, dtype, how, how_wide, end - key, dim, run, q + (first) * stride, stride, s + (first),              \
+              t->scratch.places)
         FOR_ROWS(taken_rows(t), DOT_TILES);
 #undef DOT_TILES
     }
@@ -284,15 +128,15 @@ static void raise_high(const sdpa_task *t, sdpa_segment g)
 static NOINLINE void score_narrow(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
     const source s = source_of_keys(in, t, keys);
-#define SCORE_KEYS(dtype, far) score_keys(dtype, far, NARROW, in, t, g, &s)
-    WITH_DTYPE(keys.dtype, how_far(t, &s), SCORE_KEYS);
+#define SCORE_KEYS(dtype, how) score_keys(dtype, how, NARROW, in, t, g, &s)
+    WITH_DTYPE(keys.dtype, how_fetched(&s), SCORE_KEYS);
 #undef SCORE_KEYS
 }
 static NOINLINE void score_wide(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
     const source s = source_of_keys(in, t, keys);
-#define SCORE_KEYS(dtype, far) score_keys(dtype, far, WIDE, in, t, g, &s)
-    WITH_DTYPE(keys.dtype, how_far(t, &s), SCORE_KEYS);
+#define SCORE_KEYS(dtype, how) score_keys(dtype, how, WIDE, in, t, g, &s)
+    WITH_DTYPE(keys.dtype, how_fetched(&s), SCORE_KEYS);
 #undef SCORE_KEYS
 }
 
@@ -300,6 +144,7 @@ static NOINLINE void score_wide(const sdpa_input *in, const sdpa_task *t, sdpa_s
 static void score_products(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
     (in->dim <= STRETCH ? score_narrow : score_wide)(in, t, g, keys);
+    if (t->scratch.odd_rows) score_odd_queries(in, t, g, keys);
     /* Garbage behind the last key goes through what shapes that key (scores.h), and denormals would take long there. */
     if (t->scratch.places < VL) memset(scores_at(t, g.end, 0), 0, VL * sizeof(real));
     raise_high(t, g);
@@ -344,7 +189,7 @@ static inline vf exponentiate_scores(const sdpa_task *t, int v, vf from, vf fact
     const sdpa_segment keys = t->block.of_vector[0];
     const int count = (keys.end - keys.begin) * t->scratch.places;
     real *s = scores_at(t, keys.begin, 0), part[VL * VL], lane[VL];
-    (void)v, (void)kept;
+    (void)v;
     vf_store(lane, from);
     for (int i = t->scratch.places; i < VL; ++i) lane[i] = lane[i - t->scratch.places];
     from = vf_load(lane);
@@ -355,71 +200,22 @@ static inline vf exponentiate_scores(const sdpa_task *t, int v, vf from, vf fact
     case 8: exponentiate_vectors(VL < 8 ? VL : 8, s, count, from, factors, floor, part); break;
     default: exponentiate_vectors(VL, s, count, from, factors, floor, part);
     }
+    *kept = keep_block(t, keys);
     return vf_load(part);
 }
 
-/* The weights of the block, divided by the lift of their rows. */
-static void lower_weights(const sdpa_task *t)
-{
-    const sdpa_segment keys = t->block.of_vector[0];
-    real lane[VL], *s = scores_at(t, keys.begin, 0);
-    for (int i = 0; i < VL; ++i) lane[i] = 1 / ((real *)t->scratch.lift)[i % t->scratch.places];
-    const vf factor = vf_load(lane);
-    for (int i = 0; i < (keys.end - keys.begin) * t->scratch.places; i += VL)
-        vf_store(s + i, vf_mul(vf_load(s + i), factor));
-}
-
-/* sum[row][features] += s[key][row] * V[key][features] for the keys of a run and `width` vectors of features from `e`
- * on. */
-static inline ALWAYS_INLINE void output_tile(const int rows, const int width, const int dtype, const int far, int keys,
-                                             row_run run, int64_t e, const real *s, int places, real *sums,
-                                             ptrdiff_t stride)
-{
-    vf sum[4][8];
-    UNROLL_FOR (int row = 0; row < rows; ++row)
-        UNROLL_FOR (int i = 0; i < width; ++i) sum[row][i] = vf_load(sums + row * stride + e + i * VL);
-    for (int key = 0; key < keys; ++key) {
-        vf value[8];
-        UNROLL_FOR (int i = 0; i < width; ++i) value[i] = read_run(run, key, e + i * VL, dtype);
-        fetch_values(run, keys, key, e, width * VL, dtype, far);
-        UNROLL_FOR (int row = 0; row < rows; ++row) {
-            const vf weight = vf_set1(s[key * places + row]);
-            UNROLL_FOR (int i = 0; i < width; ++i) sum[row][i] = vf_fma(weight, value[i], sum[row][i]);
-        }
-    }
-    UNROLL_FOR (int row = 0; row < rows; ++row)
-        UNROLL_FOR (int i = 0; i < width; ++i) vf_store(sums + row * stride + e + i * VL, sum[row][i]);
-}
-
-/* Sums of a tile: so many that loads of values and additions overlap, and that registers suffice. */
-enum { FEW_SUMS = TILE >= 24 ? 16 : TILE >= 12 ? 8 : 4 };
-
-static inline ALWAYS_INLINE void output_tiles(const int rows, const int dtype, const int far, int keys, row_run run,
-                                              int64_t end, const real *s, int places, real *sums)
-{
-    const int width = FEW_SUMS / rows < 8 ? FEW_SUMS / rows : 8;
-    int64_t e = 0;
-    for (; e + width * VL <= end; e += width * VL)
-        output_tile(rows, width, dtype, far, keys, run, e, s, places, sums, end);
-    /* One or two rows of one vector would wait for each addition. */
-    for (; width > 4 && e + 4 * VL <= end; e += 4 * VL)
-        output_tile(rows, 4, dtype, far, keys, run, e, s, places, sums, end);
-    for (; width > 4 && e + 2 * VL <= end; e += 2 * VL)
-        output_tile(rows, 2, dtype, far, keys, run, e, s, places, sums, end);
-    for (; e < end; e += VL) output_tile(rows, 1, dtype, far, keys, run, e, s, places, sums, end);
-}
-
-static inline ALWAYS_INLINE void output_rows(const int dtype, const int far, const sdpa_input *in, const sdpa_task *t,
+static inline ALWAYS_INLINE void output_rows(const int dtype, const int how, const sdpa_input *in, const sdpa_task *t,
                                              const source *values, const real *weights, real *sums)
 {
     const sdpa_segment g = t->block.segment[0]; /* there is one vector of rows, hence one segment */
-    const int64_t width = whole_vectors(in->value_dim);
+    const int64_t width = output_width(in->value_dim);
     for (int key = g.begin, end; key < g.end; key = end) {
         end = g.end - key < VALUES_IN_CACHE ? g.end : key + VALUES_IN_CACHE;
-        const row_run run = run_of(in, t, values, key, &end, dtype, far);
-        const real *s = weights + score_index(t, key, 0);
+        const row_run run = run_of(in, t, values, key, &end, dtype, how);
+        const real *s = weights_at(t, weights, key);
 #define OUTPUT_TILES(rows, first)                                                                                      \
-    output_tiles(rows, dtype, far, end - key, run, width, s + (first), t->scratch.places, sums + (first) * width)
+    output_tiles(rows, dtype, how, end - key, run, in->value_dim, s + (first), t->scratch.places,                      \
+                 sums + (first) * width, width)
         FOR_ROWS(taken_rows(t), OUTPUT_TILES);
 #undef OUTPUT_TILES
     }
@@ -429,13 +225,14 @@ static inline ALWAYS_INLINE void output_rows(const int dtype, const int far, con
 static void output_block(const sdpa_input *in, const sdpa_task *t, operand values, const real *s, real *o,
                          const real *shrink)
 {
-    const int64_t width = whole_vectors(in->value_dim);
+    const int64_t width = output_width(in->value_dim);
     real *sums = shrink ? t->scratch.block_o : o;
     memset(sums, 0, (size_t)(taken_rows(t) * width) * sizeof(real));
     const source from = source_of_values(in, t, values);
-#define OUTPUT_ROWS(dtype, far) output_rows(dtype, far, in, t, &from, s, sums)
-    WITH_DTYPE(values.dtype, how_far(t, &from), OUTPUT_ROWS);
+#define OUTPUT_ROWS(dtype, how) output_rows(dtype, how, in, t, &from, s, sums)
+    WITH_DTYPE(values.dtype, how_fetched(&from), OUTPUT_ROWS);
 #undef OUTPUT_ROWS
+    mend_small_sums(in, t, values, s, sums);
     for (int row = 0; shrink && row < t->rows.count; ++row)
         for (int64_t e = row * width; e < (row + 1) * width; e += VL)
             vf_store(o + e, vf_fma(vf_load(o + e), vf_set1(shrink[row]), vf_load(sums + e)));
@@ -444,7 +241,7 @@ static void output_block(const sdpa_input *in, const sdpa_task *t, operand value
 /* The vectors of o, one after the other: where they lie, and what belongs to their rows. */
 static inline int64_t output_vectors(const sdpa_input *in, const sdpa_task *t)
 {
-    return t->rows.count * whole_vectors(in->value_dim) / VL;
+    return t->rows.count * output_width(in->value_dim) / VL;
 }
 static inline ptrdiff_t output_offset(const sdpa_input *in, const sdpa_task *t, int64_t i)
 {
@@ -454,12 +251,12 @@ static inline ptrdiff_t output_offset(const sdpa_input *in, const sdpa_task *t, 
 static inline vf of_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, const real *per_row)
 {
     (void)t;
-    return vf_set1(per_row[i * VL / whole_vectors(in->value_dim)]);
+    return vf_set1(per_row[i * VL / output_width(in->value_dim)]);
 }
 static inline void add_to_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, vf x, real *per_row)
 {
     (void)t;
-    real lane[VL], *to = per_row + i * VL / whole_vectors(in->value_dim);
+    real lane[VL], *to = per_row + i * VL / output_width(in->value_dim);
     vf_store(lane, x);
     for (int j = 0; j < VL; ++j) *to += lane[j];
 }
@@ -468,7 +265,7 @@ static inline void add_to_rows(const sdpa_input *in, const sdpa_task *t, int64_t
 static int finite_sums(const sdpa_task *t, int64_t width)
 {
     enum { CHAINS = 4 }; /* one would wait for each fma */
-    const int64_t end = t->scratch.started ? t->rows.count * whole_vectors(width) : 0;
+    const int64_t end = t->scratch.started ? t->rows.count * output_width(width) : 0;
     const real *o = t->scratch.o;
     vf poison[CHAINS];
     int64_t i = 0;
@@ -490,7 +287,7 @@ static void store_output(const sdpa_input *in, const sdpa_task *t)
         for (int64_t e = 0; e < in->value_dim; e += VL) {
             const int count = in->value_dim - e < VL ? (int)(in->value_dim - e) : VL;
             write_chunk(t->rows.out[row] + e * out->column, out->column, count, out,
-                        vf_mul(vf_load((real *)t->scratch.o + row * whole_vectors(in->value_dim) + e), factor));
+                        vf_mul(vf_load((real *)t->scratch.o + row * output_width(in->value_dim) + e), factor));
         }
     }
 }

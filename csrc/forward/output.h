@@ -4,7 +4,7 @@
 
 #include "forward/softmax.h"
 
-#if PAIRS
+#if PAIRS && !SDPA_FEW_ROWS
 /* The values that the products of pairs took for 0 (see pairs.h): the same product, of multiples of them. */
 static void add_small_values(const sdpa_input *in, const sdpa_task *t)
 {
@@ -23,7 +23,7 @@ static void add_values(const sdpa_input *in, sdpa_task *t, operand values)
 {
     output_block(in, t, values, t->scratch.s, t->scratch.o, t->scratch.started ? t->scratch.shrink : NULL);
     t->scratch.started = 1;
-#if PAIRS
+#if PAIRS && !SDPA_FEW_ROWS
     if (t->scratch.odd_values & SMALL) add_small_values(in, t);
 #endif
 }
@@ -33,7 +33,7 @@ static void accumulate(const sdpa_input *in, sdpa_task *t) { add_values(in, t, r
 /* Nothing was seen: the sums are 0. */
 static void start(const sdpa_input *in, sdpa_task *t)
 {
-    if (!t->scratch.started) memset(t->scratch.o, 0, (size_t)whole_vectors(in->value_dim) * ROWS * sizeof(real));
+    if (!t->scratch.started) memset(t->scratch.o, 0, (size_t)output_width(in->value_dim) * ROWS * sizeof(real));
     t->scratch.started = 1;
 }
 

@@ -18,19 +18,9 @@
 #define SDPA_FORWARD_PAIRS_H
 
 #include "memory/pages.h"
-#include "memory/read.h"
-#include "forward/scratch.h"
+#include "forward/bfloat16.h"
 
-static inline int64_t steps(int64_t count) { return (count + 1) / 2; }
 static inline vf vf_product(vf a, vf b, vf c) { return vf_dot_pairs(a, b, c); }
-
-enum {
-    SMALLEST_NORMAL = 0x0080,
-    LARGE_QUERY = 0x5f80, /* 2**64: times a denormal less than 2**-62 */
-    SMALL_VALUE = 0x1000, /* 2**-95: with weights down to 2**-31 no product is denormal */
-    SMALL_VALUE_EXPONENT = 96,
-    INFINITE = 0x7f80
-};
 
 #define SMALL_VALUE_FACTOR 0x1p96f
 #define DENORMAL_FACTOR 0x1p64f /* what becomes of denormals, times any number, does not overflow */
@@ -61,16 +51,6 @@ static inline ALWAYS_INLINE void read_columns(vf *tile, char *const *row_at, int
     UNROLL_FOR (int lane = 0; lane < VL; ++lane)
         *found = halves_max_distance(*found, halves_load((const char *)&tile[lane]), SMALLEST_NORMAL);
     vf_transpose(tile);
-}
-
-static int is_odd_query(const sdpa_input *in, const char *at)
-{
-    int odd = 0;
-    for (int64_t d = 0; d < in->dim; ++d) {
-        const uint16_t size = read_bits(at + d * in->query.column) & 0x7fff;
-        odd |= (size != 0) & ((size < SMALLEST_NORMAL) | (size >= LARGE_QUERY));
-    }
-    return odd;
 }
 
 /* Denormals times DENORMAL_FACTOR, and 0 for all other numbers.  Returns whether there were any. */
@@ -117,16 +97,6 @@ static void find_odd_rows(const sdpa_input *in, sdpa_task *t, extremes found)
 
 /* ---- K */
 
-/* Filled up to whole vectors. */
-static void copy_pair_row(const char *at, const sdpa_array *array, int64_t width, char *copy)
-{
-    const int64_t bytes = whole_vectors(steps(width)) * 4;
-    if (array->column == 2)
-        memcpy(copy, at, (size_t)(2 * width));
-    else
-        for (int64_t d = 0; d < width; ++d) write_bits(copy + 2 * d, read_bits(at + d * array->column));
-    memset(copy + 2 * width, 0, (size_t)(bytes - 2 * width));
-}
 static int pairs_in_place(const sdpa_array *array, const char *at, int64_t width)
 {
     return array->column == 2 && width % 2 == 0 && array->row % 4 == 0 && (uintptr_t)at % 4 == 0;
@@ -309,8 +279,6 @@ static operand small_values(const sdpa_input *in, const sdpa_task *t)
                      copied_stride(in, in->value_dim) * 4, SDPA_BFLOAT16};
 }
 
-static inline int is_small_value(uint16_t bits) { return (bits & 0x7fff) && (bits & 0x7fff) < SMALL_VALUE; }
-
 /* `bits` times 2**SMALL_VALUE_EXPONENT, for a number below SMALL_VALUE. */
 static inline uint16_t enlarged(uint16_t bits)
 {
@@ -336,6 +304,13 @@ static int copies(const sdpa_input *in)
 {
     (void)in;
     return 1;
+}
+
+/* Of the copy. */
+static int64_t copied_numbers(const sdpa_input *in, const sdpa_task *t)
+{
+    (void)t;
+    return 2 * copied_pairs(in, in->value_dim);
 }
 
 static operand copy_values(const sdpa_input *in, sdpa_task *t)

@@ -100,6 +100,9 @@ static int finite_sums(const sdpa_task *t, int64_t width)
     return result;
 }
 
+/* Of a row of o, as its room is measured. */
+static inline int64_t output_width(int64_t value_dim) { return whole_vectors(value_dim); }
+
 /* The vectors of o, one after the other: where they lie, and what belongs to their rows. */
 static inline int64_t output_vectors(const sdpa_input *in, const sdpa_task *t)
 {

@@ -139,7 +139,7 @@ static void shape(const sdpa_input *in, const sdpa_task *t, real *scores, int v,
     }
 }
 
-#if PAIRS
+#if PAIRS && !SDPA_FEW_ROWS
 /* s += products / DENORMAL_FACTOR in the odd rows; `high` of these is found again from `before`.  What is not finite is
  * so in s, too; what changes no weight is left out, as scores that are denormal take long. */
 static void add_to_odd_rows(const sdpa_task *t, sdpa_segment g, const real *products, const real *before)
@@ -200,7 +200,7 @@ static void score_segment(const sdpa_input *in, const sdpa_task *t, sdpa_segment
     real *high = t->scratch.high, before[ROWS];
     memcpy(before, high, sizeof before);
     match_keys(in, t, g, keys);
-#if PAIRS
+#if PAIRS && !SDPA_FEW_ROWS
     if (t->scratch.odd_rows) score_odd_rows(in, t, g, keys, before);
 #endif
     for (int v = g.first_vector; (changes || TILES) && v < g.end_vector; ++v) {

@@ -154,13 +154,15 @@ static void join(const sdpa_input *in, const sdpa_task *t, const sdpa_task *part
     const vf shrink = vf_exp(vf_sub(max, from), factors, floor), share = vf_exp(vf_sub(other, from), factors, floor);
     vf_store(t->scratch.max, higher);
     vf_store(t->scratch.sum, vf_fma(vf_load(t->scratch.sum), shrink, vf_mul(vf_load(part->scratch.sum), share)));
+    if (PAIRS)
+        vf_store(t->scratch.kept, vf_fma(vf_load(t->scratch.kept), shrink, vf_mul(vf_load(part->scratch.kept), share)));
     const vf lift = vf_load(t->scratch.lift), other_lift = vf_load(part->scratch.lift),
              larger = vf_max(other_lift, lift);
     real of_own[VL], of_part[VL], *lifts = t->scratch.lift;
     vf_store(of_own, vf_mul(shrink, vf_div(lift, larger)));
     vf_store(of_part, vf_mul(share, vf_div(other_lift, larger)));
     vf_store(lifts, larger);
-    const int64_t width = whole_vectors(in->value_dim);
+    const int64_t width = output_width(in->value_dim);
     for (int row = 0; row < t->rows.count; ++row) {
         real *o = (real *)t->scratch.o + row * width;
         const real *added = (const real *)part->scratch.o + row * width;

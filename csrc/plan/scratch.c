@@ -92,6 +92,7 @@ static void take_sums(const sdpa_schedule *schedule, supply *memory, sdpa_scratc
     s->o = take(memory, room_for(schedule->input->value_dim, kernel) * rows, bytes);
     s->max = take(memory, rows, bytes);
     s->sum = take(memory, rows, bytes);
+    s->kept = take(memory, rows, bytes);
     s->lift = take(memory, rows, bytes);
 }
 

@@ -85,7 +85,9 @@ def _reasons(call, kernel, plan):
         yield "few rows share a key/value head: memory is the limit, so K and V are read once, features in lanes"
     else:
         yield f"a vector holds {plan.lanes} rows of {call.query.dtype}, a task up to {plan.most_rows} rows"
-    if plan.pairs:
+    if plan.pairs and plan.few_rows:
+        yield "pairs of bfloat16 are multiplied: of features of K as it lies, and of rows of V"
+    elif plan.pairs:
         yield f"pairs of bfloat16 are multiplied; V is interleaved a block at a time, for {plan.bundle} tasks at once"
     elif plan.converted:
         yield f"K or V is copied to vectors a block at a time, for {plan.bundle} tasks at once"

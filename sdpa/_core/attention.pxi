@@ -152,21 +152,23 @@ cdef int64_t cut_into_units(sdpa_schedule *s, int *threads, int *chunk) noexcept
     so that it finds K and V in its own cache, or of several that follow each other in memory, but few enough that the
     last one to finish is not waited for."""
     cdef int64_t units
-    s.far = is_far(s.input, MOST_IN_SECOND_LEVEL if s.kernel.join else MOST_IN_THIRD_LEVEL)
+    s.far = distance_of(s.input)
     units = sdpa_count_units(s)
     threads[0] = <int>max(1, min(<int64_t>s.threads, units))
     chunk[0] = <int>max(1, units // (16 * threads[0]))
     return units
 
 
-# K and V of more bytes than this are not expected in these caches.  Few rows read faster from memory and from the
-# third-level cache if they prefetch, many rows from memory only: bert +2 %, clip-77 +4 % from the third level.
+# K and V of more bytes than this are not expected in these caches.
 cdef double MOST_IN_SECOND_LEVEL = 2 << 20, MOST_IN_THIRD_LEVEL = 16 << 20
 
 
-cdef bint is_far(const sdpa_input *p, double most) noexcept:
+cdef int distance_of(const sdpa_input *p) noexcept:
     cdef double keys = <double>p.batches * p.kv_heads * p.kv_len
-    return keys * (p.dim * p.key.itemsize + p.value_dim * p.value.itemsize) > most
+    cdef double bytes = keys * (p.dim * p.key.itemsize + p.value_dim * p.value.itemsize)
+    if bytes <= MOST_IN_SECOND_LEVEL:
+        return SDPA_NEAR
+    return SDPA_THIRD_LEVEL if bytes <= MOST_IN_THIRD_LEVEL else SDPA_MEMORY
 
 
 cdef size_t scratch_bytes(const sdpa_schedule *s) noexcept:
@@ -176,7 +178,7 @@ cdef size_t scratch_bytes(const sdpa_schedule *s) noexcept:
 
 cdef bint alike_and_near(const sdpa_schedule *s) noexcept nogil:
     """Whether units of few rows last equally long, and the second-level caches hold K and V."""
-    return s.kernel.join != NULL and not s.far and s.input.kv_lengths == NULL and s.input.q_starts == NULL
+    return s.kernel.join != NULL and s.far == SDPA_NEAR and s.input.kv_lengths == NULL and s.input.q_starts == NULL
 
 
 cdef int run(sdpa_schedule *s) except -1:
@@ -217,7 +219,7 @@ cdef sdpa_schedule schedule_of(
     """Of all rows, not yet cut into units."""
     cdef sdpa_schedule s
     s.input, s.kernel, s.threads, s.unit_starts, s.watch = p, kernel, threads, unit_starts, NULL
-    s.fewest_rows, s.most_rows, s.split, s.far = 0, most_rows(p), 0, 0
+    s.fewest_rows, s.most_rows, s.split, s.far = 0, most_rows(p), 0, SDPA_NEAR
     return s
 
 

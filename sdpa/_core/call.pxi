@@ -325,7 +325,7 @@ cdef class Call(Options):
         few = kernel == self.kernel.isa.kernel[purpose][1]
         return Plan(
             few_rows=few,
-            pairs=not few and kernel != self.kernel.isa.kernel[SDPA_FOR_FLOAT][0] and purpose == SDPA_FOR_BFLOAT16,
+            pairs=purpose == SDPA_FOR_BFLOAT16 and kernel != self.kernel.isa.kernel[SDPA_FOR_FLOAT][few],
             converted=bool(kernel.copies(&self.p)),
             lanes=kernel.lanes,
             most_rows=kernel.rows,

@@ -9,6 +9,7 @@ cdef extern from "threads.h" nogil:
     int sdpa_possible_threads(int)
 
 cdef extern from "sdpa.h" nogil:
+    int SDPA_NEAR, SDPA_THIRD_LEVEL, SDPA_MEMORY
     int SDPA_BOOL, SDPA_INT8, SDPA_FLOAT16, SDPA_BFLOAT16, SDPA_FLOAT32, SDPA_FLOAT64
     enum: SDPA_MAX_BUNDLE, SDPA_PURPOSES, SDPA_COPIES, SDPA_NORM_TOGETHER
     int SDPA_FOR_FLOAT, SDPA_FOR_DOUBLE, SDPA_FOR_BFLOAT16

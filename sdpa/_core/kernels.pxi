@@ -46,15 +46,19 @@ cdef class Kernel:
 # AVX-512, 8 heads, D = 128, few against many, in ms.  float32, 2048 keys: 12 rows 0.26 and 0.31, 16 rows 0.34 and 0.31;
 # 8192 keys, 16 rows 1.51 and 2.32; 32768 keys, 16 rows 6.4 and 12.6.  float16: 0.34 and 0.39, 5.6 and 8.5 (16 rows).
 cdef int MOST_OF_FEW = 16
-# The same where many rows multiply pairs of bfloat16.  2048 keys: 8 rows 0.19 and 0.21, 10 rows 0.23 and 0.21, 12 rows
-# 0.27 and 0.21; 8192 keys: 12 rows 1.08 and 0.87; 32768 keys, from memory: 8 rows 3.0 and 7.3, 12 rows 4.3 and 7.2.
-cdef int MOST_BESIDE_PAIRS = 10
+# The same where both engines multiply pairs of bfloat16.  2048 keys: 12 rows 0.191 and 0.229, 16 rows 0.246 and 0.233; 8192
+# keys: 12 rows 0.79 and 1.07, 16 rows 1.03 and 1.05; 32768 keys, from memory: 16 rows 4.4 and 4.9.  Few rows of numbers
+# beside many of pairs (AMX): 2048 keys: 8 rows 0.19 and 0.21, 10 rows 0.23 and 0.21, 12 rows 0.27 and 0.21.
+cdef int MOST_OF_FEW_PAIRS = 12, MOST_BESIDE_PAIRS = 10
 
 
 cdef int64_t most_of_few(const sdpa_isa *isa, const sdpa_input *p) noexcept:
     cdef const sdpa_kernel *const *engines = isa.kernel[purpose_of(p)]
-    cdef bint pairs = purpose_of(p) == SDPA_FOR_BFLOAT16 and engines[0] != isa.kernel[SDPA_FOR_FLOAT][0]
-    return min(MOST_BESIDE_PAIRS if pairs else MOST_OF_FEW, engines[1].rows)
+    cdef const sdpa_kernel *const *numbers = isa.kernel[SDPA_FOR_FLOAT]
+    cdef int most = MOST_OF_FEW
+    if purpose_of(p) == SDPA_FOR_BFLOAT16 and engines[0] != numbers[0]:
+        most = MOST_OF_FEW_PAIRS if engines[1] != numbers[1] else MOST_BESIDE_PAIRS
+    return min(most, engines[1].rows)
 
 
 cdef int64_t most_rows(const sdpa_input *p) noexcept:

@@ -125,15 +125,17 @@ def test_pairs_of_bfloat16_are_for_bfloat16_alone(monkeypatch, dtype, M):
 
 
 @pytest.mark.skipif(not PAIRS_OF_BFLOAT16, reason="this CPU does not multiply pairs of bfloat16")
-@pytest.mark.parametrize("M, same", [(1, True), (3, True), (100, False)])
-def test_pairs_of_bfloat16_are_for_many_rows(monkeypatch, M, same):
+@pytest.mark.parametrize("M", [1, 3, 100])
+def test_pairs_of_bfloat16_are_multiplied(monkeypatch, M):
+    """Of few rows by all but AMX, beside which numbers are multiplied faster."""
     arrays = draw(M=M, N=300, dtype=bfloat16)
     results = []
     for name in *PAIRS_OF_BFLOAT16, "avx512":
         monkeypatch.setattr(kernels, "default", KERNELS[name])
-        results.append(sdpa.attention(*arrays, return_lse=True)[1])
+        results.append(sdpa.attention(*arrays, out=np.empty((*arrays[0].shape[:-1], arrays[2].shape[-1]), np.float32)))
     *own, widened = results
-    assert all((each == widened).all() == same for each in own)
+    for name, out in zip(PAIRS_OF_BFLOAT16, own):
+        assert (out == widened).all() == (name == "amx" and M < 100)
 
 
 def test_build_info():
