@@ -65,18 +65,20 @@ def _sharing(comm):
 
 
 def gather_counts(group, *arrays, axis):
-    """The rows of each array on each rank, (arrays, ranks); 0 of what has no such axis, which the checks then find."""
-    own = [np.shape(a)[axis] if np.ndim(a) >= abs(axis) and np.ndim(a) > axis else 0 for a in map(_shaped, arrays)]
+    """The rows of each array on each rank, (arrays, ranks)."""
+    own = [_rows_of(array, axis) for array in arrays]
     counts = np.empty((group.size, len(own)), np.int64)
     group.comm.Allgather(np.array(own, np.int64), counts)
     return counts.T.tolist()
 
 
-def _shaped(array):
+def _rows_of(array, axis):
+    """0 of what has no such axis, or is wrong in any other way: the checks, which follow, raise it on all ranks."""
     try:
-        return array if isinstance(array, np.ndarray) else np.asarray(array)
-    except (TypeError, ValueError):
-        return np.empty(0)
+        array = array if isinstance(array, np.ndarray) else np.asarray(array)
+        return array.shape[axis] if -array.ndim <= axis < array.ndim else 0
+    except Exception:
+        return 0
 
 
 def agree(group, prepare):
@@ -97,7 +99,8 @@ def agree(group, prepare):
             raise kind(f"{text} (on rank {rank})") from error
     for rank, (_, others) in enumerate(everyone):
         for name, value in everyone[0][1].items():
-            if not _same(value, others[name]):
+            # A rank has nothing to say of what it was not given; that is a difference with a name of its own.
+            if name in others and not _same(value, others[name]):
                 raise ValueError(
                     f"{name} is {_shown(value)} on rank 0 and {_shown(others[name])} on rank {rank}: "
                     "it must be the same on all ranks"

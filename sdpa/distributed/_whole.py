@@ -10,6 +10,8 @@ from .._checks import plain_array, whole_number
 from ._agreement import agree, gather_counts, join
 from ._layout import check_layout, counts_of, cut
 
+MOST_AXES = 64  # of NumPy
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
@@ -89,6 +91,7 @@ def gather(
 def _check(group, array, axis, layout, root):
     """Raises where the call is wrong; {name: value} of what must be the same on all ranks."""
     check_layout(layout)
+    axis = whole_number("axis", axis, -MOST_AXES)
     if root is not None and whole_number("root", root, 0) >= group.size:
         raise ValueError(f"root is {root}: it must be from 0 to {group.size - 1}, the last rank")
     if array is not None:

@@ -30,6 +30,13 @@ def same_everywhere(call, comm=world):
     return error
 
 
+class NoArray:
+    """What NumPy makes of it fails."""
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("no array")
+
+
 def spread(*arrays, layout="contiguous"):
     return [distributed.scatter(world, x, layout=layout) for x in arrays]
 
@@ -84,6 +91,10 @@ def ranks_that_do_not_agree():
         mine = dict(query=query, key=key, value=value) | changes
         error = same_everywhere(lambda mine=mine: distributed.attention(world, **mine))
         assert isinstance(error, ValueError) and said in str(error), (said, error)
+    for name in ("bias", "mask"):
+        given = {} if own else {name: np.ones(133 * world.size, bool if name == "mask" else float64)}
+        error = same_everywhere(lambda given=given: distributed.attention(world, query, key, value, **given))
+        assert f"whether {name} is given is True on rank 0 and False" in str(error)
     same = dict(
         scale=np.float64(0.5) if own else 0.5, q_offset=np.int32(7) if own else 7, window=[4, 1] if own else (4, 1)
     )
@@ -251,6 +262,11 @@ def whole_arrays():
         lambda: distributed.scatter(world, np.ones((2, 2)), axis=2),
         lambda: distributed.gather(world, np.ones((2, 2)), layout="no"),
         lambda: distributed.scatter(world, np.array([[None]])),
+        lambda: distributed.scatter(world, np.ones((2, 2)), axis="x" if world.rank == LAST else -2),
+        lambda: distributed.gather(world, np.ones((2, 2)), axis="x" if world.rank == LAST else -2),
+        lambda: distributed.gather(world, np.ones((2, 2)), axis=1.0 if world.rank == LAST else 1),
+        lambda: distributed.gather(world, NoArray() if world.rank == LAST else np.ones((2, 2))),
+        lambda: distributed.attention(world, np.ones((2, 2)), *[NoArray() if world.rank == LAST else np.ones((2, 2))] * 2),
     ):
         assert isinstance(same_everywhere(call), (ValueError, TypeError))
 
