@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BASE ?= HEAD
 MINUTES ?= 60
+SEED ?=
 VENV := $(CURDIR)/.venv
 DONE := .venv/done
 TORCH_VENV ?= .venv-torch
@@ -90,17 +91,17 @@ test-builds: $(DONE)/test
 test-torch: $(DONE)/built $(TORCH_VENV)/done
 	$(TORCH_VENV)/bin/python -m pytest -n auto --dist loadfile --cover 2 -m 'not builds and not slow' \
 		$(wildcard tests/with_torch tests/huggingface sdpa/torch sdpa/huggingface) tests/models/test_transformers.py \
-		tests/project/test_readme.py::test_the_blocks_with_torch_run $(ARGS)
+		tests/project/test_public_names.py tests/project/test_readme.py::test_the_blocks_with_torch_run $(ARGS)
 
 test-arm test-sanitized: test-%: $(DONE)/test
 	python tests/builds/other_builds.py $* $(ARGS)
 
 fuzz: $(DONE)/test $(DONE)/fuzz
-	python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
-	python -m tests.fuzz.guided --minutes $(MINUTES)
+	python -m tests.fuzz --minutes $(MINUTES) $(SEED:%=--seed %) $(ARGS)
+	python -m tests.fuzz.guided --minutes $(MINUTES) $(SEED:%=--seed %)
 
 fuzz-sanitized: $(DONE)/test
-	python tests/builds/other_builds.py fuzz-sanitized --minutes $(MINUTES) $(ARGS)
+	python tests/builds/other_builds.py fuzz-sanitized --minutes $(MINUTES) $(SEED:%=--seed %) $(ARGS)
 
 bench: $(DONE)/test
 	python -m pytest benchmarks/bench_attention.py $(ARGS)

@@ -110,7 +110,7 @@ class BuildKernels(build_ext):
         have = [(f"SDPA_HAVE_{isa}", ISAS[isa].question) for isa in isas]
         jobs = [(source, "common", flags, have) for source in COMMON]
         jobs += [("csrc/layer/rotary.c", f"rotary_{size}", flags, [("SDPA_REAL_BYTES", size)]) for size in "48"]
-        for isa in [*isas, "baseline"]:
+        for isa in ["baseline", *isas]:  # the plain one takes longest, so that it must not be begun last
             isa_flags = ISAS[isa].flags if isa in ISAS else []
             for real_bytes, few_rows in ISAS[isa].variants if isa in ISAS else VARIANTS:
                 macros = [(f"SDPA_ISA_{isa}", None), ("SDPA_REAL_BYTES", real_bytes), ("SDPA_FEW_ROWS", few_rows)]

@@ -266,7 +266,7 @@ def whole_arrays():
         lambda: distributed.gather(world, np.ones((2, 2)), axis="x" if world.rank == LAST else -2),
         lambda: distributed.gather(world, np.ones((2, 2)), axis=1.0 if world.rank == LAST else 1),
         lambda: distributed.gather(world, NoArray() if world.rank == LAST else np.ones((2, 2))),
-        lambda: distributed.attention(world, np.ones((2, 2)), *[NoArray() if world.rank == LAST else np.ones((2, 2))] * 2),
+        lambda: distributed.attention(world, *[NoArray() if world.rank == LAST else np.ones((2, 2))] * 3),
     ):
         assert isinstance(same_everywhere(call), (ValueError, TypeError))
 

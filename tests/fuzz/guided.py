@@ -10,7 +10,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from sdpa._runtime.threads import usable_cpus
 
 PACKAGES = ["sdpa._cache", "sdpa.models", "json"]
 MEGABYTES, SECONDS, LONGEST = 2048, 20, 8192  # of an input: of memory, to read it, and its bytes
@@ -58,6 +61,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.guided", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=1, help="of all readers together")
     parser.add_argument("--only", metavar="NAME", help="one reader of tests/fuzz/files.py")
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes; default: the CPUs this process may use")
     parser.add_argument("--seed", type=int, default=0, help="0: another one each time")
     parser.add_argument("--input", metavar="FILE", help="run this input, with --only")
     parser.add_argument("--fuzz", action="store_true", help=argparse.SUPPRESS)
@@ -73,7 +77,10 @@ def main():
     from .files import READERS
 
     names = [arguments.only] if arguments.only else list(READERS)
-    failed = [name for name in names if not guided(name, arguments, arguments.minutes * 60 / len(names))]
+    jobs = min(arguments.jobs or usable_cpus(), len(names))
+    with ThreadPoolExecutor(jobs) as pool:
+        well = list(pool.map(lambda name: guided(name, arguments, arguments.minutes * 60 * jobs / len(names)), names))
+    failed = [name for name, ended_well in zip(names, well) if not ended_well]
     print(f"{len(names)} readers: {'failures of ' + ', '.join(failed) if failed else 'no failures'}")
     return 1 if failed else 0
 

@@ -6,7 +6,8 @@ import test_norms
 import test_rotary
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.accuracy import assert_same_bits
+from ml_dtypes import finfo
+from support.accuracy import assert_same_bits, eps
 from support.draw import float64, rng
 from support.problems import ANY_DTYPE, LAYOUT, PROPERTY, examples
 
@@ -94,14 +95,35 @@ def rotary(data, rank, rows, pairs, dtype, interleaved, threads):
         at = rng(2).integers(-1000, 1000, data.draw(st.sampled_from([(rows,), (*lead, rows)])))
         if at.ndim == 2 and rank == 4:
             at = at[0] if len(at) else at
-    base = data.draw(st.sampled_from([2.0, 10.0, 500.0, 10000.0, 1e6]))
-    expected = sdpa.rotary(x, at, base=base, threads=1, **options)
-    if np.abs(np.asarray(at, float64)).max(initial=0) < 2**20:
-        test_rotary.judge(expected, np.ascontiguousarray(x), at, base=base, **options)
-    assert_same_bits(sdpa.rotary(x, at, base=base, threads=threads, **options), expected)
+    turns = data.draw(st.sampled_from(["base", "frequencies", "tables"]))
+    if turns == "base":
+        options |= dict(base=data.draw(st.sampled_from([2.0, 10.0, 500.0, 10000.0, 1e6])))
+    elif turns == "frequencies":
+        options |= dict(frequencies=rng(4).standard_normal(pairs))
+    else:  # of any numbers, from which positions take rows
+        length = data.draw(st.integers(1, 50))
+        options |= dict(zip(("cos", "sin"), rng(4).standard_normal((2, length, pairs)).astype(dtype)))
+        at = np.asarray(rng(2).integers(0, length, (rows,)))
+    expected = sdpa.rotary(x, at, threads=1, **options)
+    if turns == "tables":
+        judge_tables(expected, np.ascontiguousarray(x), at, **options)
+    elif np.abs(np.asarray(at, float64)).max(initial=0) < 2**20:
+        test_rotary.judge(expected, np.ascontiguousarray(x), at, **options)
+    assert_same_bits(sdpa.rotary(x, at, threads=threads, **options), expected)
     own = x.copy()
-    assert sdpa.rotary(own, at, base=base, threads=threads, out=own, **options) is own
+    assert sdpa.rotary(own, at, threads=threads, out=own, **options) is own
     assert_same_bits(own, expected)
+
+
+def judge_tables(found, x, at, *, cos, sin, **options):
+    """Two products and a sum, rounded in the arithmetic, and then to the dtype."""
+    exact, size = (
+        reference.rotary(of(x).astype(float64), at, cos=of(cos).astype(float64), sin=by * of(sin), **options)
+        for of, by in ((np.asarray, 1.0), (np.abs, -1.0))
+    )
+    turned = reference.rotary(np.abs(x).astype(float64), at, cos=np.abs(cos), sin=np.abs(sin), **options)
+    most = 4 * eps(x.dtype) * np.maximum(np.abs(size), np.abs(turned)) + float(finfo(x.dtype).tiny)
+    assert (np.abs(found.astype(float64) - exact) <= most).all()
 
 
 PROPERTIES = {"linear": linear, "feed-forward": feed_forward, "norms": norms, "rotary": rotary}

@@ -17,7 +17,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from sdpa._runtime import kernels
 
-from . import arguments, calls, commands, files, layers
+from . import arguments, calls, commands, files, layers, models, ranks
 
 STEPS = 40  # of a state machine, in each example
 
@@ -51,8 +51,10 @@ PROPERTIES = {
     **layers.PROPERTIES,
     **arguments.PROPERTIES,
     **files.PROPERTIES,
+    **models.PROPERTIES,
     **commands.PROPERTIES,
 }
 MACHINES = {"cache": test_cache.AnyOrder, "paged": test_paged.History}
 TARGETS = {name: of_property(test) for name, test in PROPERTIES.items()}
 TARGETS |= {name: of_machine(machine) for name, machine in MACHINES.items()}
+TARGETS |= ranks.TARGETS

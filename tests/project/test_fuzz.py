@@ -1,5 +1,6 @@
 """The fuzzers find what is planted, say how to find it again, and end."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -113,3 +114,18 @@ def test_guided_by_coverage():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
     assert re.search(r"^a cache +[1-9]\d* inputs, +[1-9]\d* branches", done.stdout)
+
+
+@pytest.mark.slow
+def test_each_target_finds_its_fault():
+    """What a target cannot find it does not test."""
+    without = run_python(
+        "import tests.fuzz; from tests.fuzz import planted, targets\nprint({*targets.TARGETS} - {*planted.FAULTS})"
+    )
+    assert without == "set()"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.planted"], cwd=ROOT, capture_output=True, text=True, timeout=600,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"after \d+ rounds", done.stdout)) == len(done.stdout.splitlines()) > 20

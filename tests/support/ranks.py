@@ -92,9 +92,9 @@ def on_ranks(comm, main):
 
 
 def holds(check, ranks):
-    """`check(ranks, data)` for as many examples as the command line says."""
+    """`check(ranks, data)` for as many examples as the command line says, and from the seed that it may say."""
 
-    @seed(ranks.comm.size)
+    @seed(int(sys.argv[2]) if len(sys.argv) > 2 else ranks.comm.size)
     @settings(
         max_examples=int(sys.argv[1]), deadline=None, database=None, suppress_health_check=list(HealthCheck),
         phases=(Phase.generate, Phase.shrink),
