@@ -33,6 +33,7 @@ help:
 	@echo 'make smoke          the benchmarks, shortened, as a test'
 	@echo 'make lint           check the style, the stub, and that the compiler has no warnings'
 	@echo 'make format         format Python and C'
+	@echo 'make release        check, test, build and tag a release, and stop before it is published (ARGS=--check)'
 	@echo 'make clean          remove what was built, and .venv'
 
 $(DONE)/venv:
@@ -132,8 +133,11 @@ format: $(DONE)/dev
 	ruff format
 	clang-format -i $(C_FILES)
 
+release: $(DONE)/dev
+	python .ci/release.py $(ARGS)
+
 clean:
 	rm -rf .venv $(TORCH_VENV) build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
 
 .PHONY: help demo demo-model test test-thorough test-all test-torch test-builds test-arm test-sanitized \
-	fuzz fuzz-sanitized bench bench-peers bench-compare publish smoke lint format clean
+	fuzz fuzz-sanitized bench bench-peers bench-compare publish smoke lint format release clean

@@ -1,0 +1,139 @@
+"""What `make release` finds missing, in a repository that lacks one thing after the other."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from support.processes import ROOT
+
+FILES = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "sdpa/__init__.py")
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("git") is None or not (ROOT / ".ci").is_dir(), reason="this needs git, and a working tree"
+)
+
+
+@pytest.fixture(scope="module")
+def release():
+    spec = importlib.util.spec_from_file_location("release", ROOT / ".ci/release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def ready(tmp_path, monkeypatch):
+    """A repository that lacks nothing."""
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for file in FILES:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    change(tmp_path, "CHANGELOG.md", r"^## (\S+) \(.*\)$", r"## \1 (2030-01-31)")
+    text = re.sub(r"^date-released:.*\n", "", (tmp_path / "CITATION.cff").read_text(), flags=re.MULTILINE)
+    (tmp_path / "CITATION.cff").write_text(text + "date-released: 2030-01-31\n")
+    version = re.search(r'^version = "(\d+\.\d+)', (tmp_path / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    (tmp_path / "tests/cache/saved" / version).mkdir(parents=True)
+    (tmp_path / "tests/cache/saved" / version / "file").touch()
+    git(tmp_path, "init", "--quiet", "--initial-branch", "main")
+    commit(tmp_path)
+    return tmp_path
+
+
+def git(root, *arguments):
+    who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
+    subprocess.run(["git", *who, *arguments], cwd=root, check=True, env=os.environ | {"GIT_CONFIG_GLOBAL": os.devnull})
+
+
+def commit(root):
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message", "All")
+
+
+def change(root, file, pattern, new):
+    text, count = re.subn(pattern, new, (root / file).read_text(encoding="utf-8"), count=1, flags=re.MULTILINE)
+    assert count == 1
+    (root / file).write_text(text, encoding="utf-8")
+
+
+def test_nothing_is_missing(release, ready):
+    assert list(release.problems(ready)) == []
+
+
+def test_versions_agree_in_the_working_tree(release):
+    assert len(set(release.versions(ROOT).values())) == 1
+
+
+@pytest.mark.parametrize(
+    "file, pattern, new, said",
+    [
+        ("pyproject.toml", r'^version = ".*"', 'version = "9.9.9"', "CITATION.cff says version"),
+        ("pyproject.toml", r'^version = ".*"', 'version = "9.9"', "must be three numbers"),
+        ("sdpa/__init__.py", r'^__version__ = ".*"', '__version__ = "9.9.9"', "sdpa/__init__.py says version 9.9.9"),
+        ("CITATION.cff", r"^version: .*", "version: 9.9.9", "CITATION.cff says version 9.9.9"),
+        ("CITATION.cff", r"^date-released: .*", "", "must have the line `date-released: 2030-01-31`"),
+        ("CHANGELOG.md", r"^## \S+ \(.*\)", "## 9.9.9 (2030-01-31)", "CHANGELOG.md says version 9.9.9"),
+        ("CHANGELOG.md", r"\(2030-01-31\)", "(unreleased)", "has (unreleased) where it must have the date"),
+    ],
+)
+def test_what_is_missing_is_said(release, ready, file, pattern, new, said):
+    change(ready, file, pattern, new)
+    commit(ready)
+    assert any(said in problem for problem in release.problems(ready))
+
+
+def test_the_repository_must_be_ready(release, ready):
+    def only():
+        (problem,) = release.problems(ready)
+        return problem
+
+    (ready / "new").touch()
+    assert only() == "the working tree has changes:\n?? new"
+    commit(ready)
+    git(ready, "checkout", "--quiet", "-b", "other")
+    assert only() == "the branch is other: it must be main"
+    git(ready, "checkout", "--quiet", "main")
+    shutil.rmtree(ready / "tests")
+    commit(ready)
+    assert "make.py` writes it" in only()
+    git(ready, "checkout", "--quiet", "other")
+    git(ready, "branch", "--quiet", "--force", "main", "other")
+    git(ready, "checkout", "--quiet", "main")
+    version = release.versions(ready)["pyproject.toml"]
+    git(ready, "tag", f"v{version}")
+    assert f"there is a tag v{version}" in only()
+
+
+def test_nothing_is_done_while_something_is_missing(ready):
+    """By the copy of the script in that repository, whose .ci/run would say that it ran."""
+    (ready / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/release.py", ready / ".ci")
+    (ready / ".ci/run").write_text("#!/bin/sh\necho all tests ran\n")
+    (ready / ".ci/run").chmod(0o755)
+    (ready / "Makefile").write_text("wheels:\n\t@echo wheels were built\n")
+    commit(ready)
+
+    def made():
+        done = subprocess.run([sys.executable, ".ci/release.py"], cwd=ready, capture_output=True, text=True)
+        tags = subprocess.run(["git", "tag"], cwd=ready, capture_output=True, text=True).stdout.split()
+        return done.returncode, done.stdout, tags
+
+    (ready / "new").touch()
+    code, said, tags = made()
+    assert (code, tags) == (1, []) and "all tests ran" not in said and "1 thing is missing" in said
+    (ready / "new").unlink()
+    (ready / ".ci/run").write_text("#!/bin/sh\nexit 1\n")
+    commit(ready)
+    code, said, tags = made()
+    assert (code, tags) == (1, []) and "wheels were built" not in said
+    (ready / ".ci/run").write_text("#!/bin/sh\necho all tests ran\n")
+    commit(ready)
+    git(ready, "config", "user.name", "somebody")
+    git(ready, "config", "user.email", "somebody@example.org")
+    code, said, tags = made()
+    assert code == 0 and len(tags) == 1 and f"git push origin main {tags[0]}" in said
+    assert said.index("all tests ran") < said.index("wheels were built") < said.index("published nowhere")
