@@ -11,7 +11,16 @@ import numpy as np
 
 from .. import _core
 from .._checks import FLOATS, whole_number, whole_numbers
-from .folders import FILES, hidden_folder, open_all, put_in_place, remove_leftovers
+from .folders import (
+    FILES,
+    SAY_NOTHING,
+    hidden_folder,
+    open_all,
+    put_in_place,
+    remove_leftovers,
+    wait_for_disk,
+    wait_for_names,
+)  # fmt: skip
 from .store import UNBOUNDED, Memory, new_array, without_padding
 
 FORMAT = {"format": "sdpa.KVCache", "version": 1}
@@ -44,9 +53,21 @@ def save(store, path, **others):
             array = array[:, :, :rows]
             if now.length < 0:  # zeros in place of whatever is in memory
                 array = without_padding(array, np.minimum(lengths, rows))
-            np.save(temporary / f"{name}.npy", _plain_bits(array), allow_pickle=False)
+            write_npy(temporary / f"{name}.npy", _plain_bits(array))
         (temporary / "cache.json").write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
+        wait_for_disk(temporary)
         put_in_place(temporary, path)
+        wait_for_names(path.parent)  # before the old save, which has the hidden name now, is removed
+
+
+def write_npy(path, array):
+    """As numpy.save, which says nothing where the disk is full and the last bytes do not fit."""
+    with open(path, "wb") as file:
+        header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for batch in array:
+            for head in batch:  # whose tokens lie one behind the other
+                file.write(np.ascontiguousarray(head))
 
 
 def load(kind, path, mmap, take_part=None):
@@ -130,7 +151,9 @@ def _check_replaceable(path):
                 foreign = not files.keys() <= set(FILES)
         except FileNotFoundError:  # the folder has gone meanwhile
             return
-        except (ValueError, OSError):
+        except (ValueError, OSError) as error:
+            if getattr(error, "errno", None) in SAY_NOTHING:
+                raise
             foreign = True
     if foreign:
         raise ValueError(f"path is {str(path)!r}: what is there is not a saved cache, and is not overwritten")

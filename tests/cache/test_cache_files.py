@@ -41,7 +41,7 @@ import sys
 sys.path.insert(0, {str(PACKAGE.parent)!r})
 import numpy as np
 from sdpa import KVCache
-from sdpa._cache import folders
+from sdpa._cache import files, folders
 path = sys.argv[1]
 {inspect.getsource(numbered)}
 """
@@ -82,12 +82,12 @@ def test_a_load_sees_one_save(tmp_path, prelude, writers):
 
 
 HALF_WAY = """
-save = np.save
-def slow(file, array, **options):
+save = files.write_npy
+def slow(file, array):
     print(file, flush=True)
     sys.stdin.readline()
-    save(file, array, **options)
-np.save = slow
+    save(file, array)
+files.write_npy = slow
 numbered(7).save(path)
 """
 
@@ -193,14 +193,14 @@ def die_at(number):
                 os._exit(9)
             count += 1
     sys.addaudithook(step)
-    save = np.save
-    def half_of(file, array, **options):  # what a file holds while it is written
-        save(file, array, **options)
+    save = files.write_npy
+    def half_of(file, array):  # what a file holds while it is written
+        save(file, array)
         size = os.path.getsize(file)
         os.truncate(file, size // 2)
         step("file written", ())
-        save(file, array, **options)
-    np.save = half_of
+        save(file, array)
+    files.write_npy = half_of
 
 def number_at(path):
     cache = KVCache.load(path)
@@ -248,6 +248,73 @@ def test_killed_at_every_step(tmp_path, prelude, place):
     code, number, seen = finish(start(prelude + STEPS, tmp_path / "cache", place)).split(maxsplit=2)
     assert code == "0" and int(number) > 12
     assert seen.strip() == ("[3, 4]" if place == "over an old one" else "[0, 4]")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the names of descriptors are known on Linux alone")
+@of_systems
+def test_on_the_disk_before_it_has_its_place(tmp_path, prelude, monkeypatch):
+    """All files and their names; then their new place, and only then the old save goes."""
+    path, said = tmp_path / "cache", []
+    numbered(3).save(path)
+    fsync, unlink, rename, exchange = os.fsync, os.unlink, os.rename, folders._exchange
+
+    def say(what, function, name_of):
+        def call(*arguments, **options):
+            said.append((what, name_of(*arguments, **options)))
+            return function(*arguments, **options)
+
+        return call
+
+    if prelude:
+        monkeypatch.setattr(folders, "_exchange", lambda new, path: False)
+        monkeypatch.setattr(os, "rename", say("put", rename, lambda old, new: new.name))
+    else:
+        monkeypatch.setattr(folders, "_exchange", say("put", exchange, lambda new, path: path.name))
+    monkeypatch.setattr(
+        os, "fsync", say("wait", fsync, lambda number: Path(os.readlink(f"/proc/self/fd/{number}")).name)
+    )
+    monkeypatch.setattr(os, "unlink", say("remove", unlink, lambda name, **_: name))
+    numbered(4).save(path)
+    at = said.index(("put", "cache"))
+    waited = [name for what, name in said[:at] if what == "wait"]
+    assert {*waited[:-1]} == {"cache.json", "keys.npy", "values.npy"} and waited[-1].startswith(".cache.")
+    after = [step for step in said[at + 1 :] if step[0] != "put"]
+    first = after.index(("wait", tmp_path.name))
+    removed = [name for what, name in said if what == "remove"]
+    assert {*removed} == {"cache.json", "keys.npy", "values.npy"}
+    assert prelude or not any(what == "remove" for what, _ in after[:first])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such limits elsewhere")
+@pytest.mark.parametrize("limit", ["a full disk", "too few files"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_save_that_fails_leaves_what_was_there(tmp_path, limit, there):
+    """An error of the system, and nothing that is half written; what has its hidden name goes with the next save."""
+    path = tmp_path / "cache"
+    if there:
+        numbered(3).save(path)
+    code = """
+import resource
+cache = numbered(39)
+kind, most = {
+    "a full disk": (resource.RLIMIT_FSIZE, [0, 1, 100, 128, 9000, 10300]),
+    "too few files": (resource.RLIMIT_NOFILE, range(3, 5)),
+}[sys.argv[2]]
+_, hard = resource.getrlimit(kind)
+for number in most:
+    resource.setrlimit(kind, (number, hard))
+    try:
+        cache.save(path)
+        print("saved", number)
+    except OSError as error:
+        print(type(error).__name__)
+    resource.setrlimit(kind, (hard, hard))
+"""
+    said = finish(start(code, path, limit)).split()
+    assert said.count("OSError") == len(said) >= 2, said
+    assert path.exists() == there and (not there or number_of(KVCache.load(path)) == 3)
+    numbered(4).save(path)
+    assert number_of(KVCache.load(path)) == 4 and [place.name for place in tmp_path.iterdir()] == ["cache"]
 
 
 def test_what_is_no_save_is_not_replaced(tmp_path):
