@@ -214,7 +214,7 @@ static inline int64_t output_width(int64_t value_dim) { return (value_dim + HALV
 
 /* sum[row] += the pair of weights of each row times rows `key` and, if it is there, key + 1 of the run. */
 static inline ALWAYS_INLINE void output_step(const int rows, const int width, const int both, row_run run, int key,
-                                             int64_t e, int64_t left, const real *weights, vf sum[4][16])
+                                             int64_t e, int64_t left, const real *weights, vf sum[6][16])
 {
     vf value[16];
     const char *at = run.at + key * run.stride + e * 2;
@@ -236,7 +236,7 @@ static inline ALWAYS_INLINE void output_tile(const int rows, const int width, co
                                              int64_t e, int64_t left, const real *weights, int places, real *sums,
                                              ptrdiff_t stride)
 {
-    vf sum[4][16];
+    vf sum[6][16];
     UNROLL_FOR (int row = 0; row < rows; ++row)
         UNROLL_FOR (int i = 0; i < 2 * width; ++i) sum[row][i] = vf_set1(0);
     int key = 0;
@@ -260,7 +260,7 @@ static inline ALWAYS_INLINE void output_tiles(const int rows, const int dtype, c
                                               int64_t stride)
 {
     enum { MOST = 8 }; /* vectors of sums to a tile, of two lines of features */
-    const int width = MOST / rows;
+    const int width = rows > 4 ? 2 : MOST / rows;
     int64_t e = 0;
     (void)dtype;
     for (; e + width * HALVES <= value_dim; e += width * HALVES)

@@ -84,7 +84,7 @@ static inline ALWAYS_INLINE void output_tile(const int rows, const int width, co
                                              row_run run, int64_t e, const real *s, int places, real *sums,
                                              ptrdiff_t stride)
 {
-    vf sum[4][8];
+    vf sum[6][8];
     UNROLL_FOR (int row = 0; row < rows; ++row)
         UNROLL_FOR (int i = 0; i < width; ++i) sum[row][i] = vf_load(sums + row * stride + e + i * VL);
     for (int key = 0; key < keys; ++key) {
@@ -107,7 +107,7 @@ static inline ALWAYS_INLINE void output_tiles(const int rows, const int dtype, c
                                               int64_t value_dim, const real *s, int places, real *sums, int64_t end)
 {
     (void)value_dim;
-    const int width = FEW_SUMS / rows < 8 ? FEW_SUMS / rows : 8;
+    const int width = rows > 4 ? 4 : FEW_SUMS / rows < 8 ? FEW_SUMS / rows : 8;
     int64_t e = 0;
     for (; e + width * VL <= end; e += width * VL)
         output_tile(rows, width, dtype, how, keys, run, e, s, places, sums, end);
