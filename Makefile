@@ -92,7 +92,7 @@ test-builds: $(DONE)/test
 test-torch: $(DONE)/built $(TORCH_VENV)/done
 	$(TORCH_VENV)/bin/python -m pytest -n auto --dist loadfile --cover 2 -m 'not builds and not slow' \
 		$(wildcard tests/with_torch tests/huggingface sdpa/torch sdpa/huggingface) tests/models/test_transformers.py \
-		tests/project/test_public_names.py tests/project/test_readme.py::test_the_blocks_with_torch_run $(ARGS)
+		tests/project/test_public_names.py tests/project/test_readme.py::test_the_blocks_with_other_libraries_run $(ARGS)
 
 test-arm test-sanitized: test-%: $(DONE)/test
 	python tests/builds/other_builds.py $* $(ARGS)

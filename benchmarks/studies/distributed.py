@@ -1,7 +1,7 @@
 """What attention over ranks costs: work, bytes and time of up to 256 ranks by simulation, and two ranks measured.
 
 python -m benchmarks.studies.distributed                          # both, about half a minute; needs mpi4py and mpich
-python -m benchmarks.studies.distributed --update                 # writes the tables into docs/distributed.md
+python -m benchmarks.studies.distributed --update                 # writes the tables into docs/how_to/distributed.md
 python -m benchmarks.studies.distributed --simulate --rate 1e12 --bandwidth 12.5e9 --latency 5e-6 --length 1048576
 
 The simulation plans as the library does, with the functions of sdpa/distributed/_layout.py and _blocks.py: the same
@@ -29,7 +29,7 @@ from sdpa.distributed._ring import Tally
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2, 4, 8, 16, 32, 64, 128, 256
 SECONDS = 0.4  # of each measurement, at least
-DOCUMENT = ROOT / "docs/distributed.md"
+DOCUMENT = ROOT / "docs/how_to/distributed.md"
 
 
 class Machine(NamedTuple):

@@ -48,7 +48,7 @@ class KVCache:
     keep : how many tokens from the start all later queries see in spite of the window.  (Streaming models call these
         tokens attention sinks.  The option `sinks` of `attend` is something else: logits without a token.)
     group : how many neighbours in a key or value share one float32 scale, a power of 2 from 32 on.  Only int8 uses
-        `group`.  A number takes 1 + 4 / group bytes; the README has an example that prints the error for each group.
+        `group`.  A number takes 1 + 4 / group bytes; docs/how_to/caches.md prints the error for each.
 
     `len(cache)` is the length of the longest batch.  Several threads may use a cache as long as none of them changes
     it.  Forks are independent of one another.

@@ -1,4 +1,4 @@
-"""A small decoder that generates text with a cache, as the README shows it; and decoding over a shared prefix."""
+"""A small decoder that generates text with a cache, and decoding over a shared prefix, as docs/ shows both."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from support.draw import float16, float32
 
 import sdpa
 
-# ---- begin: the README shows this
+# ---- begin: docs/tutorials/decoder.md
 LAYERS, HEADS, KV_HEADS, DIM, WORDS = 3, 8, 2, 32, 500
 WIDTH = HEADS * DIM
 
@@ -22,6 +22,10 @@ def random_weights(rng):
     return draw(WORDS, WIDTH), [[draw(*shape) for shape in shapes] for _ in range(LAYERS)], draw(WIDTH, WORDS)
 
 
+# ---- end
+
+
+# ---- begin: docs/tutorials/decoder.md
 def norm(x):
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-6)
 
@@ -40,6 +44,10 @@ def decoder(weights, words, start, attend):
     return norm(x) @ last
 
 
+# ---- end
+
+
+# ---- begin: docs/tutorials/decoder.md
 def generate(weights, prompt, count, **options):
     """The `count` likeliest words after `prompt` (B, M), one after the other, and their logits."""
     caches = [sdpa.KVCache(len(prompt), KV_HEADS, DIM, **options) for _ in range(LAYERS)]
@@ -134,7 +142,7 @@ def test_forks_of_a_prompt(weights, prompt):
     assert all(len(cache) == 20 for cache in read)
 
 
-# ---- begin: the README shows this
+# ---- begin: docs/how_to/caches.md
 def attend_shared(query, prefix, own):
     """Attention of query (B, H, 1, D) to the tokens of two caches: `prefix`, of batch 1, which all batches share, and
     `own`, of batch B.  The queries of all batches are rows of one call over the prefix, which reads it only once."""

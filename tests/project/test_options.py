@@ -98,21 +98,22 @@ def test_help_lists_them(name):
     assert [one for one in listed if one in taken] == taken
 
 
-def in_readme(text):
+def in_table(text):
     """With shapes as code."""
     return re.sub(r"(?<= )\([A-Z, ]+\)", r"`\g<0>`", text.format_map(WORDS))
 
 
-def test_the_table_of_the_readme():
+def test_the_table_of_the_documentation():
     """It follows from the description, and from the signatures."""
     takers = [name for name in TAKES if name not in ("explain", "additive_attention", "attention_varlen")]
     lines = ["| option | what it is | what it does | not an option of |", "|---|---|---|---|"]
     for name, option in described(AttentionOptions).items():
-        kind = in_readme(option.kind) + ("" if option.default is None else f", default {option.default}")
+        kind = in_table(option.kind) + ("" if option.default is None else f", default {option.default}")
         without = ", ".join(f"`{taker.removesuffix('.__call__')}`" for taker in takers if name not in options_of(taker))
-        lines.append(f"| `{name}` | {kind} | {in_readme(option.meaning)} | {without} |")
+        lines.append(f"| `{name}` | {kind} | {in_table(option.meaning)} | {without} |")
     table = "\n".join(lines) + "\n"
-    assert table in Path(ROOT, "README.md").read_text(encoding="utf-8"), f"paste this into README.md:\n\n{table}"
+    page = "docs/reference/options.md"
+    assert table in Path(ROOT, page).read_text(encoding="utf-8"), f"paste this into {page}:\n\n{table}"
 
 
 @pytest.mark.parametrize("name", ["softcap", "alibi_slopes"])

@@ -1,7 +1,10 @@
 """What the documents say holds: code runs, pictures and tables are right, links lead somewhere, names are where they
 are said to be."""
 
+import ast
+import collections
 import doctest
+import importlib.util
 import json
 import re
 import runpy
@@ -10,18 +13,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.ranks import MPIEXEC, run_ranks
 
 import sdpa
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = runpy.run_path(str(ROOT / "benchmarks/report/chart.py"))
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "HACKING.md", "CHANGELOG.md", "csrc/README.md", "benchmarks/README.md"]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DOCUMENTS = [
+    *(path.name for path in sorted(ROOT.glob("*.md"))),
+    "csrc/README.md",
+    "benchmarks/README.md",
+    *(
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+        if "_build" not in path.parts
+    ),
+]
+TEXTS = {document: (ROOT / document).read_text(encoding="utf-8") for document in DOCUMENTS}
+README = TEXTS["README.md"]
+FENCE = re.compile(r"^(```+)([^\n`]*)\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
+GENERATED = re.compile(r"^<!-- begin:.*?^<!-- end:[^\n]*$", re.MULTILINE | re.DOTALL)
+PYTHON = "python", "pycon", "{code-cell} ipython3"
+OTHER_LIBRARIES = "py"
 
 
 def prose(document):
-    return FENCE.sub("", (ROOT / document).read_text(encoding="utf-8"))
+    return FENCE.sub("", TEXTS.get(document) or (ROOT / document).read_text(encoding="utf-8"))
 
 
 def headings(document):
@@ -30,32 +47,78 @@ def headings(document):
     return {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
 
 
-LINKS = [
-    (document, *link) for document in DOCUMENTS for link in re.findall(r"\[([^\]]*)\]\(([^)]*)\)", prose(document))
-]
+def blocks(document, *languages):
+    """(language, code) of the blocks in these languages.  A cell of a notebook may begin with lines like `:tags:`."""
+    found = [(language.strip(), code) for _, language, code in FENCE.findall(TEXTS[document])]
+    return [(language, re.sub(r"\A(:.*\n)+", "", code)) for language, code in found if language in languages]
 
 
-def test_the_python_blocks_run():
+def with_blocks(*languages):
+    return [document for document in DOCUMENTS if blocks(document, *languages)]
+
+
+@pytest.fixture
+def without_windows(monkeypatch):
+    """Figures are drawn, but not shown."""
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    yield
+    if importlib.util.find_spec("matplotlib"):
+        from matplotlib import pyplot
+
+        pyplot.close("all")
+
+
+@pytest.mark.parametrize("document", with_blocks(*PYTHON))
+def test_the_python_blocks_run(document, without_windows):
     """In their order, each with the names of those before; those with prompts print what they show."""
     names = {}
-    for language, code in FENCE.findall(README):
-        if language == "python":
-            exec(compile(code, "README.md", "exec"), names)
-        elif language == "pycon":
-            example = doctest.DocTestParser().get_doctest(code, names, "README.md", "README.md", 0)
+    for language, code in blocks(document, *PYTHON):
+        if language == "pycon":
+            example = doctest.DocTestParser().get_doctest(code, names, document, document, 0)
             result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, clear_globs=False)
             assert result.attempted and not result.failed, code
             names = example.globs
+        else:
+            exec(compile(code, document, "exec"), names)
     assert names
 
 
-def test_the_blocks_with_torch_run():
-    pytest.importorskip("torch")
-    names = {}
-    for language, code in FENCE.findall(README):
-        if language == "py":
-            exec(compile(code, "README.md", "exec"), names)
-    assert names
+def imported(code):
+    """The packages that are imported outside of functions."""
+    for node in ast.parse(code).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("document", with_blocks(OTHER_LIBRARIES))
+def test_the_blocks_with_other_libraries_run(document, tmp_path):
+    """With the names of the other such blocks of the document; those for MPI on two ranks."""
+    code = "\n".join(code for _, code in blocks(document, OTHER_LIBRARIES))
+    needed = set(imported(code))
+    missing = sorted(name for name in needed if importlib.util.find_spec(name) is None)
+    if missing or ("mpi4py" in needed and MPIEXEC is None):
+        pytest.skip(f"{document} needs {', '.join(missing) or 'mpiexec'}")
+    if "mpi4py" in needed:
+        (tmp_path / "page.py").write_text(code, encoding="utf-8")
+        run_ranks(2, str(tmp_path / "page.py"))
+    else:
+        exec(compile(code, document, "exec"), {})
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 150
+
+
+def test_nothing_stands_twice():
+    """No paragraph of some length, and no block of code."""
+    parts = collections.Counter()
+    for document in DOCUMENTS:
+        text = GENERATED.sub("", prose(document))
+        parts.update({" ".join(part.split()) for part in re.split(r"\n\n+", text) if len(part) > 100})
+        parts.update({code for _, code in blocks(document, *PYTHON, OTHER_LIBRARIES) if code.count("\n") > 6})
+    assert not [part for part, count in parts.items() if count > 1]
 
 
 def test_the_first_screen_has_the_two_commands_a_newcomer_needs():
@@ -70,10 +133,15 @@ def test_the_first_screen_has_the_two_commands_a_newcomer_needs():
 
 def test_the_decode_loop_is_the_one_that_is_tested():
     tested = (ROOT / "tests/cache/test_decode_loop.py").read_text(encoding="utf-8")
-    shown = re.findall(r"^# ---- begin[^\n]*\n(.*?)^# ---- end$", tested, re.MULTILINE | re.DOTALL)
-    assert len(shown) == 2
-    for code in shown:
-        assert f"```python\n{code.strip()}\n" in README
+    shown = re.findall(r"^# ---- begin: (\S+)\n(.*?)^# ---- end$", tested, re.MULTILINE | re.DOTALL)
+    assert len(shown) == 4
+    for document, code in shown:
+        assert f"```python\n{code.strip()}\n" in TEXTS[document]
+
+
+LINKS = [
+    (document, *link) for document in DOCUMENTS for link in re.findall(r"\[([^\]]*)\]\(([^)]*)\)", prose(document))
+]
 
 
 @pytest.mark.parametrize("document, text, target", LINKS, ids=[f"{link[0]}-{link[2]}-{link[1]}" for link in LINKS])
@@ -90,12 +158,13 @@ def test_links_lead_somewhere(document, text, target):
     if line := re.fullmatch(r"L(\d+)", anchor):
         where = where.splitlines()[int(line[1]) - 1]
     elif anchor:
-        assert anchor in headings(file.relative_to(ROOT)), target
+        assert anchor in headings(file.resolve().relative_to(ROOT).as_posix()), target
     for name in re.findall(r"`(\w+)`", text):
         assert re.search(rf"\b{name}\b", where), f"{name} is not in {target}"
 
 
-PICTURES = re.findall(r"<!-- picture:[^>]*-->\n```\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+MASKS = TEXTS["docs/how_to/masks.md"]
+PICTURES = re.findall(r"<!-- picture:[^>]*-->\n```\n(.*?)^```$", MASKS, re.MULTILINE | re.DOTALL)
 DRAWN = []  # options, matrix
 for picture in PICTURES:
     head, *rows = picture.splitlines()
@@ -140,7 +209,7 @@ def test_the_list_of_files_of_the_kernels():
     )
 
 
-@pytest.mark.parametrize("document", DOCUMENTS[:-1])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_lines_are_no_longer_than_120(document):
-    lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
+    lines = GENERATED.sub("", TEXTS[document]).splitlines()
     assert not [line for line in lines if len(line) > 120 and not line.startswith(("|", "!["))]
