@@ -33,6 +33,7 @@ help:
 	@echo 'make smoke          the benchmarks, shortened, as a test'
 	@echo 'make lint           check the style, the stub, and that the compiler has no warnings'
 	@echo 'make format         format Python and C'
+	@echo 'make docs           the site of the documentation, in build/docs'
 	@echo 'make release        check, test, build and tag a release, and stop before it is published (ARGS=--check)'
 	@echo 'make clean          remove what was built, and .venv'
 
@@ -48,7 +49,7 @@ $(DONE)/built: $(DONE)/venv pyproject.toml $(SOURCES)
 	touch $@
 
 # The project is installed already: what follows adds what an extra names.
-$(DONE)/test $(DONE)/dev $(DONE)/bench: $(DONE)/%: $(DONE)/built pyproject.toml
+$(DONE)/test $(DONE)/dev $(DONE)/bench $(DONE)/docs: $(DONE)/%: $(DONE)/built pyproject.toml
 	python -m pip install --quiet 'sdpa[$*]'
 	touch $@
 
@@ -128,6 +129,9 @@ lint: $(DONE)/dev
 	python -m mypy.stubtest sdpa._core --ignore-missing-stub --mypy-config-file pyproject.toml
 	SDPA_WERROR=1 python setup.py --quiet build_ext --build-lib build/werror --build-temp build/werror
 
+docs: $(DONE)/docs
+	python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
+
 format: $(DONE)/dev
 	ruff check --fix
 	ruff format
@@ -140,4 +144,4 @@ clean:
 	rm -rf .venv $(TORCH_VENV) build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
 
 .PHONY: help demo demo-model test test-thorough test-all test-torch test-builds test-arm test-sanitized \
-	fuzz fuzz-sanitized bench bench-peers bench-compare publish smoke lint format release clean
+	fuzz fuzz-sanitized bench bench-peers bench-compare publish smoke lint format docs release clean
