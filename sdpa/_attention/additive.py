@@ -27,22 +27,25 @@ def additive_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, w_query: ArrayLike, w_key: ArrayLike, v: ArrayLike,
     **options: Unpack[AttentionOptions],
 ) -> Any:  # fmt: skip
-    """`attention` with a small network in place of the product of query and key (Bahdanau, Cho and Bengio):
+    """`attention` with a small network in place of the product of query and key (Bahdanau, Cho and Bengio)::
 
         score = scale * sum over a of v[a] * tanh((w_query @ query)[a] + (w_key @ key)[a])
 
     The axes are those of `attention`.  The network has A features, and K, the size of a key, may differ from D, the
-    size of a query:
+    size of a query::
 
         query : (B, H, M, D)    key : (B, G, N, K)    value : (B, G, N, E)    out : (B, H, M, E)
 
     Parameters
     ----------
-    w_query : (A, D), or one for each head, (H, A, D).
-    w_key : (A, K), or one for each key/value head, (G, A, K).
-    v : (A), or one for each head, (H, A).  Its numbers must be finite.
+    w_query : (A, D), or one for each head, (H, A, D)
+    w_key : (A, K), or one for each key/value head, (G, A, K)
+    v : (A), or one for each head, (H, A)
+        Its numbers must be finite.
     {options}
 
+    Notes
+    -----
     The weights w_query, w_key and v are float16, bfloat16, float32 or float64.  They are rounded to the dtype of the
     sums, which is float64 for a float64 query and float32 for all others.  The projections have that dtype too, and
     take A numbers for each query and each key.  Dtypes and results are those of `attention`.  If A is 0, no query sees
@@ -51,6 +54,8 @@ def additive_attention(
     In this example the score of key 0 is scale * 2 * tanh(log(2) / 2) = log(3).  Key 1 cancels the query, so that its
     score is 0, and the weights are as 3 to 1.
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> query, key, value = np.array([[np.log(2) / 2]]), np.array([[0.0], [-np.log(2) / 2]]), np.array([[8.0], [4.0]])
     >>> one, scale = np.ones((1, 1)), 3 / 2 * np.log(3)

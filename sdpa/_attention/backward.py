@@ -27,20 +27,27 @@ def attention_backward(
 
     Parameters
     ----------
-    grad_out : the gradient of L with respect to `out`, with the shape of `out` and the dtype of query.
-    query, key, value : as they were given to `attention`, and so the options.
-    out, lse : what `attention` returned for these arguments with return_lse=True.  If query has a half type, give
-        `attention` an `out` of float32: the gradients of query and key are differences, in which the rounding of a
-        narrow `out` may be large.
-    grad_lse : the gradient of L with respect to `lse`.  None if L was computed from `out` alone.
+    grad_out
+        The gradient of L with respect to `out`, with the shape of `out` and the dtype of query.
+    query, key, value
+        As they were given to `attention`, and so the options.
+    out, lse
+        What `attention` returned for these arguments with return_lse=True.  If query has a half type, give `attention`
+        an `out` of float32: the gradients of query and key are differences, in which the rounding of a narrow `out` may
+        be large.
+    grad_lse
+        The gradient of L with respect to `lse`.  None if L was computed from `out` alone.
     {options}
 
     Returns
     -------
-    Gradients(query, key, value, bias, sinks), a named tuple.  Each is the gradient of L with respect to that input,
-    with its shape and dtype; sums are float32 at least.  The gradients of bias and sinks are None if the call had none.
-    The gradient of integer sinks is float64.  There are no gradients with respect to scale, softcap and alibi_slopes.
+    Gradients(query, key, value, bias, sinks), a named tuple
+        Each is the gradient of L with respect to that input, with its shape and dtype; sums are float32 at least.  The
+        gradients of bias and sinks are None if the call had none.  The gradient of integer sinks is float64.  There are
+        no gradients with respect to scale, softcap and alibi_slopes.
 
+    Notes
+    -----
     Gradients of broadcast inputs are summed over the broadcast axes, and the gradient of a key/value head over the
     query heads that share it.  A query and a key that do not see each other add exactly 0, whatever the arrays hold for
     them, NaN included.  So the gradient of a query that sees no key is 0, as is the gradient of a key that no query
@@ -48,6 +55,8 @@ def attention_backward(
 
     The scores are computed again, a block at a time.  The bits do not depend on the number of threads.
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> query, key, value = np.array([[1.0]]), np.array([[0.0], [np.log(3.0)]]), np.array([[8.0], [4.0]])
     >>> out, lse = sdpa.attention(query, key, value, return_lse=True)        # weights 1/4 and 3/4
@@ -71,6 +80,8 @@ def attention_varlen_backward(
 ) -> Gradients:  # fmt: skip
     """`attention_backward` for packed sequences: the gradients of `attention_varlen`.
 
+    The axes are::
+
         grad_out, out : (T, H, E)    lse, grad_lse : (T, H)    query : (T, H, D)    key : (U, G, D)    value : (U, G, E)
 
     Each gradient has the shape of its input.  Gradients of a bias, or of sinks, that sequences share are summed over
@@ -78,10 +89,14 @@ def attention_varlen_backward(
 
     Parameters
     ----------
-    grad_out, query, key, value, out, lse, grad_lse : as for `attention_backward`.
-    cu_seqlens_q, cu_seqlens_k : as they were given to `attention_varlen`, and so the options.
+    grad_out, query, key, value, out, lse, grad_lse
+        As for `attention_backward`.
+    cu_seqlens_q, cu_seqlens_k
+        As they were given to `attention_varlen`, and so the options.
     {options}
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> query = np.ones((3, 1, 1))
     >>> value = np.array([2.0, 4.0, 7.0]).reshape(3, 1, 1)

@@ -15,7 +15,25 @@ if TYPE_CHECKING:
 
 
 class Explanation(NamedTuple):
-    """How one call is computed.  `str(explanation)` is a readable text."""
+    """How one call is computed.  `str(explanation)` is a readable text.
+
+    Attributes
+    ----------
+    kernel, engine : str
+        What computes it: one of `kernels`, and its engine for many rows or for few.
+    dtype : str
+        What is computed in.
+    rows_per_task, keys_per_block : int
+        The pieces into which the work is cut.
+    tasks, threads : int
+        How many of these pieces there are, and how many threads take them.
+    flops, bytes : int
+        The work: see `explain`.
+    scratch_bytes : int
+        The memory that the call takes beside inputs and results.
+    why : tuple of str
+        The reasons.
+    """
 
     kernel: str
     engine: str
@@ -46,9 +64,12 @@ def explain(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unpac
 
     Parameters
     ----------
-    query, key, value : as for `attention`.
+    query, key, value
+        As for `attention`.
     {options}
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> x = np.zeros((1, 8, 512, 64), np.float32)
     >>> sdpa.explain(x, x, x).flops

@@ -24,7 +24,7 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unp
     """Softmax-weighted mean of `value`, weighted by how well `query` matches `key`.
 
     Axes: B batch, H query heads, G key/value heads (H a multiple of G), M queries, N keys, D and E sizes of a key and
-    of a value.  Query head h uses key/value head h // (H / G).
+    of a value.  Query head h uses key/value head h // (H / G)::
 
         query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)    out : (B, H, M, E)
 
@@ -35,7 +35,7 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unp
 
     Scores are `scale * (query . key)`, then `softcap * tanh(score / softcap)`, then `+ bias`, then
     `- alibi_slope * |distance|`, then masks.  By default the last query stands at the last key, so that with
-    causal=True, M = 2 and N = 4 the queries see these keys:
+    causal=True, M = 2 and N = 4 the queries see these keys::
 
         1 1 1 0
         1 1 1 1
@@ -46,9 +46,12 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unp
 
     Returns
     -------
-    out, or (out, lse).  A query that sees no key gets zeros, and its lse is the sink of its head, or -inf without
-    sinks.  Whatever a hidden key holds, NaN included, has no influence.
+    out, or (out, lse)
+        A query that sees no key gets zeros, and its lse is the sink of its head, or -inf without sinks.  Whatever a
+        hidden key holds, NaN included, has no influence.
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> key = np.array([[0.0], [np.log(3.0)]])          # weights 1 and 3
     >>> sdpa.attention(np.array([[1.0]]), key, np.array([[8.0], [4.0]]))
@@ -71,6 +74,8 @@ def attention_weights(query: ArrayLike, key: ArrayLike, **options: Unpack[InputO
     ----------
     {options}
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> sdpa.attention_weights(np.array([[1.0]]), np.array([[0.0], [np.log(3.0)]]))
     array([[0.25, 0.75]])
@@ -83,15 +88,21 @@ def merge(outs, lses, *, out=None):
 
     Parameters
     ----------
-    outs : a sequence of arrays (..., M, E), one for each part.
-    lses : the log-sum-exp of each part, (..., M).
-    out : the array to fill and return.  If its dtype is wider than that of the parts, the result is not rounded.
+    outs : sequence of arrays (..., M, E)
+        The results of the parts.
+    lses : sequence of arrays (..., M)
+        The log-sum-exp of each part.
+    out
+        The array to fill and return.  If its dtype is wider than that of the parts, the result is not rounded.
 
     Returns
     -------
-    (out, lse), which can be merged again.  A part that saw no key and has no sink, so that its lse is -inf, has no
-    influence.  Give sinks to one of the parts only, no matter to which.
+    (out, lse), which can be merged again
+        A part that saw no key and has no sink, so that its lse is -inf, has no influence.  Give sinks to one of the
+        parts only, no matter to which.
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> q, k, v = np.ones((2, 4)), np.ones((6, 4)), np.arange(6.0)[:, None]
     >>> parts = [sdpa.attention(q, k[s], v[s], return_lse=True) for s in (slice(0, 2), slice(2, 6))]
@@ -108,17 +119,22 @@ def scaled_dot_product_attention(
 
     Parameters
     ----------
-    query, key, value : NumPy arrays, as for `attention`.
-    attn_mask : boolean (True: the query may attend to the key) or floating (it is added to the scores).  It must be
-        None if is_causal is True.
-    dropout_p : must be 0: this library has no random numbers.
-    is_causal : query i sees the keys up to i, so that the mask is aligned at the top left.  With M = 2 and N = 4:
+    query, key, value
+        NumPy arrays, as for `attention`.
+    attn_mask : boolean or floating
+        Boolean: True, if the query may attend to the key.  Floating: it is added to the scores.  It must be None if is_causal is True.
+    dropout_p
+        Must be 0: this library has no random numbers.
+    is_causal
+        Query i sees the keys up to i, so that the mask is aligned at the top left.  With M = 2 and N = 4::
 
             1 0 0 0
             1 1 0 0
 
-    scale : factor of the scores.  Default: 1 / sqrt(D).
-    enable_gqa : must be True where query has more heads than key and value.
+    scale
+        Factor of the scores.  Default: 1 / sqrt(D).
+    enable_gqa
+        Must be True where query has more heads than key and value.
     """
     if (type(dropout_p) is not float and np.ndim(dropout_p)) or dropout_p != 0:
         raise ValueError(f"dropout_p is {dropout_p}: dropout is not offered, it must be 0")

@@ -7,8 +7,13 @@ import numpy as np
 
 
 class Gradients(NamedTuple):
-    """What `attention_backward` returns: the gradient with respect to each input, in the input's shape.  `bias` and
-    `sinks` are None if the call had none."""
+    """What `attention_backward` returns: the gradient with respect to each input, in the input's shape.
+
+    Attributes
+    ----------
+    query, key, value : array
+    bias, sinks : array, or None if the call had none
+    """
 
     query: Any
     key: Any

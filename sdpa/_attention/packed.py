@@ -23,6 +23,8 @@ def attention_varlen(
 ) -> Any:  # fmt: skip
     """`attention` for S sequences of different lengths, whose rows are packed.  Each attends to its own keys.
 
+    The axes are::
+
         query : (T, H, D)    key : (U, G, D)    value : (U, G, E)    out : (T, H, E)    lse : (T, H)
 
     T and U are the numbers of queries and keys of all sequences together.  The result of sequence b is what `attention`
@@ -32,13 +34,18 @@ def attention_varlen(
 
     Parameters
     ----------
-    cu_seqlens_q : (S + 1), int.  Where the queries of the sequences begin and end: from 0, never falling, to T.
-    cu_seqlens_k : (S + 1), int.  The same for the keys, to U.  Default: cu_seqlens_q, so that each query has its key,
-        as in prefill.
+    cu_seqlens_q : (S + 1), int
+        Where the queries of the sequences begin and end: from 0, never falling, to T.
+    cu_seqlens_k : (S + 1), int
+        The same for the keys, to U.  Default: cu_seqlens_q, so that each query has its key, as in prefill.
     {options}
 
+    Notes
+    -----
     Column j of mask and bias is key j of the row's sequence.
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> query = np.ones((3, 1, 1))                      # sequences of 2 and 1 tokens, 1 head, D = 1
     >>> value = np.array([2.0, 4.0, 7.0]).reshape(3, 1, 1)

@@ -26,7 +26,7 @@ ATTEND = takes("attend", CacheOptions, OF_CACHE, causal=True)
 
 
 def of_store(name):
-    return property(operator.attrgetter(f"_store.{name}"))
+    return property(operator.attrgetter(f"_store.{name}"), doc=f"The argument `{name}`, or its default.")
 
 
 class KVCache:
@@ -38,21 +38,32 @@ class KVCache:
 
     Parameters
     ----------
-    batch, kv_heads, head_dim : B, G and D.
-    value_dim : E.  Default: D.
-    dtype : float16, bfloat16 (of ml_dtypes), float32, float64, or int8.  Keys and values are rounded to this dtype.
-        Queries must not have a narrower one, except that over int8 they may have any dtype.
-    capacity : the most tokens; appending more is an error.  Default: no limit.
-    window : a query sees the last `window` tokens up to its own, as with window=(window - 1, 0) of `attention`.  Tokens
-        that no query will see are dropped: `keep + window` tokens stay, and the last chunk if it had more than one.
-    keep : how many tokens from the start all later queries see in spite of the window.  (Streaming models call these
-        tokens attention sinks.  The option `sinks` of `attend` is something else: logits without a token.)
-    group : how many neighbours in a key or value share one float32 scale, a power of 2 from 32 on.  Only int8 uses
-        `group`.  A number takes 1 + 4 / group bytes; docs/how_to/caches.md prints the error for each.
+    batch, kv_heads, head_dim
+        B, G and D.
+    value_dim
+        E.  Default: D.
+    dtype : float16, bfloat16 (of ml_dtypes), float32, float64, or int8
+        Keys and values are rounded to this dtype.  Queries must not have a narrower one, except that over int8 they may
+        have any dtype.
+    capacity
+        The most tokens; appending more is an error.  Default: no limit.
+    window
+        A query sees the last `window` tokens up to its own, as with window=(window - 1, 0) of `attention`.  Tokens that
+        no query will see are dropped: `keep + window` tokens stay, and the last chunk if it had more than one.
+    keep
+        How many tokens from the start all later queries see in spite of the window. (Streaming models call these tokens
+        attention sinks.  The option `sinks` of `attend` is something else: logits without a token.)
+    group
+        How many neighbours in a key or value share one float32 scale, a power of 2 from 32 on.  Only int8 uses `group`.
+        A number takes 1 + 4 / group bytes; docs/how_to/caches.md prints the error for each.
 
+    Notes
+    -----
     `len(cache)` is the length of the longest batch.  Several threads may use a cache as long as none of them changes
     it.  Forks are independent of one another.
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> rng = np.random.default_rng(0)
     >>> query = rng.standard_normal((1, 8, 10, 64), np.float32)
@@ -99,12 +110,19 @@ class KVCache:
     def append(self, key, value, lengths=None):
         """Add the keys (B, G, M, D) and values (B, G, M, E) of M new tokens.
 
-        lengths : (B), int.  Only the first lengths[b] tokens of batch b count; the others may hold anything.
+        Parameters
+        ----------
+        lengths : (B), int
+            Only the first lengths[b] tokens of batch b count; the others may hold anything.
 
+        Notes
+        -----
         Keys and values may have any float dtype.  They are rounded to the dtype of the cache, ties to even, and numbers
         that are too large for that dtype become infinite.  With int8, NaN and inf are an error.  An error or an
         interrupt leaves the cache as it was.
 
+        Examples
+        --------
         >>> import numpy as np, sdpa
         >>> cache = sdpa.KVCache(2, 1, 4)
         >>> cache.append(np.ones((2, 1, 3, 4)), np.ones((2, 1, 3, 4)), lengths=[3, 1])
@@ -129,12 +147,16 @@ class KVCache:
         ----------
         {options}
 
+        Notes
+        -----
         After an append of M rows with `lengths`, the default of `q_offset` gives each query the position of its row;
         the results of rows past the length have no meaning.
 
         If the cache has a window, attention is always causal, and the option `window` bounds it further.  A query that
         would see a dropped token is an error, so attend to each chunk right after appending it.
 
+        Examples
+        --------
         >>> import numpy as np, sdpa
         >>> cache = sdpa.KVCache(1, 1, 2, window=2, keep=1)
         >>> value = np.arange(5.0).repeat(2).reshape(1, 1, 5, 2)
@@ -269,11 +291,16 @@ class KVCache:
     def load(cls, path, mmap=False):
         """The cache that was saved to the folder `path`.
 
-        mmap : map the files into memory instead of reading them.  Pages are then read when they are needed, and shared
-            by all processes that map them.  The first append copies the arrays; until then the files must not change.
-            If another program shortens one of them, the system ends this process where it reads past the end (SIGBUS).
-            A save to the same path is no such change, as it writes new files.
+        Parameters
+        ----------
+        mmap
+            Map the files into memory instead of reading them.  Pages are then read when they are needed, and shared by
+            all processes that map them.  The first append copies the arrays; until then the files must not change.  If
+            another program shortens one of them, the system ends this process where it reads past the end (SIGBUS).  A
+            save to the same path is no such change, as it writes new files.
 
+        Notes
+        -----
         A file that is not as `save` writes it is a ValueError that names the file and the reason.  Loading takes no
         more memory than the files have.
         """

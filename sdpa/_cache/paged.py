@@ -32,18 +32,24 @@ class PagedKVCache:
 
     Parameters
     ----------
-    pages, page_size : the number of pages, and the tokens of a page, 1 or more.
-    kv_heads, head_dim : G, and D, the size of a key.
-    value_dim : E, the size of a value.  Default: D.
-    dtype : float32, float64, float16 or ml_dtypes.bfloat16.  Keys and values are rounded to this dtype, and numbers
-        that are too large for it become infinite.  Queries must not have a narrower dtype.
+    pages, page_size
+        The number of pages, and the tokens of a page, 1 or more.
+    kv_heads, head_dim
+        G, and D, the size of a key.
+    value_dim
+        E, the size of a value.  Default: D.
+    dtype : float32, float64, float16 or ml_dtypes.bfloat16
+        Keys and values are rounded to this dtype, and numbers that are too large for it become infinite.  Queries must
+        not have a narrower dtype.
 
+    Notes
+    -----
     A sequence is a number that `allocate` or `fork` returns; after `free` its number is not used again.  A sequence
     owns pages, in any order, and takes another page when its last one is full: at most page_size - 1 places per
     sequence are unused.  Forks share pages until one of them writes.
 
     `append` and `attend` take one sequence, with heads first as in `attention`, or a list of sequences, with packed
-    rows as in `attention_varlen`:
+    rows as in `attention_varlen`::
 
                          one sequence                  sequences
         append   key     (G, M, D)                     (T, G, D)      cu_seqlens default: one token each
@@ -54,6 +60,8 @@ class PagedKVCache:
     A call that needs more pages than are free raises MemoryError.  A call that fails, or is interrupted, changes
     nothing.  Several threads may attend at the same time, but not while another thread changes the cache.
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> cache = sdpa.PagedKVCache(pages=8, page_size=2, kv_heads=1, head_dim=1)
     >>> long, short = cache.allocate(), cache.allocate()
@@ -190,6 +198,8 @@ class PagedKVCache:
         ----------
         {options}
 
+        Examples
+        --------
         >>> import numpy as np, sdpa
         >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=1)
         >>> prompt, running = cache.allocate(), cache.allocate()

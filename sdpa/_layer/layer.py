@@ -37,6 +37,8 @@ CALL = takes("MultiHeadAttention.__call__", InputOptions, OF_LAYER, causal=None)
 class MultiHeadAttention:
     """Multi-head attention: query heads from x, key and value heads from x or a context, and a projection of all heads.
 
+    In detail::
+
         query   Wq x + bq         num_heads heads of head_dim
         key     Wk context + bk   kv_heads heads of head_dim; query head h uses head h // (num_heads / kv_heads)
         value   Wv context + bv   kv_heads heads of value_dim
@@ -47,33 +49,53 @@ class MultiHeadAttention:
 
     Parameters
     ----------
-    embed_dim, num_heads : the size of x, and the number of query heads.
-    kv_heads : the number of key and value heads, a divisor of num_heads.  Default: num_heads.
-    head_dim, value_dim : the sizes of a key and of a value.  Default: embed_dim / num_heads, and head_dim.
-    kdim, vdim : the sizes of the contexts that keys and values come from.  Default: embed_dim.
-    in_proj_weight : Wq, Wk and Wv on top of one another,
-        (num_heads * head_dim + kv_heads * (head_dim + value_dim), embed_dim).
-    q_proj_weight, k_proj_weight, v_proj_weight : Wq, Wk and Wv as three arrays, needed for other kdim or vdim.
-    in_proj_bias : bq, bk and bv in one array, or None.
-    out_proj_weight : Wo, (out_dim, num_heads * value_dim).
-    out_proj_bias : bo, (out_dim), or None.
-    bias_k, bias_v : (kv_heads * head_dim) and (kv_heads * value_dim).  One more key and value, which every query sees,
-        whatever masks, lengths and windows say.  This key has no position, is not normed, and is not kept in caches.
-    add_zero_attn : if True, one more such key and value, of zeros.
-    rotary : rotary embedding of queries and keys: True, a base, or a dict with any of the arguments base, frequencies,
+    embed_dim, num_heads
+        The size of x, and the number of query heads.
+    kv_heads
+        The number of key and value heads, a divisor of num_heads.  Default: num_heads.
+    head_dim, value_dim
+        The sizes of a key and of a value.  Default: embed_dim / num_heads, and head_dim.
+    kdim, vdim
+        The sizes of the contexts that keys and values come from.  Default: embed_dim.
+    in_proj_weight
+        Wq, Wk and Wv on top of one another, (num_heads * head_dim + kv_heads * (head_dim + value_dim), embed_dim).
+    q_proj_weight, k_proj_weight, v_proj_weight
+        Wq, Wk and Wv as three arrays, needed for other kdim or vdim.
+    in_proj_bias
+        bq, bk and bv in one array, or None.
+    out_proj_weight
+        Wo, (out_dim, num_heads * value_dim).
+    out_proj_bias
+        bo, (out_dim), or None.
+    bias_k, bias_v : (kv_heads * head_dim) and (kv_heads * value_dim)
+        One more key and value, which every query sees, whatever masks, lengths and windows say.  This key has no
+        position, is not normed, and is not kept in caches.
+    add_zero_attn
+        If True, one more such key and value, of zeros.
+    rotary
+        Rotary embedding of queries and keys: True, a base, or a dict with any of the arguments base, frequencies,
         interleaved and dim of `rotary`.
-    qk_norm : norm of each query and key by its root mean square, before the rotary embedding: True, a pair of weights
-        (head_dim) for queries and keys, or a dict with any of query, key, eps (default 1e-6) and center.  center=True
+    qk_norm
+        Norm of each query and key by its root mean square, before the rotary embedding: True, a pair of weights
+        (head_dim) for queries and keys, or a dict with any of query, key, eps (default 1e-6) and center. center=True
         subtracts the mean first, as LayerNorm does.  Weights of 1 / sqrt(head_dim) give unit length (L2).
-    pre_norm : norm of the rows of x before all else, by the root of their mean square: True, or a dict with any of
-        weight (embed_dim), bias (embed_dim), eps (default 1e-6) and center.  center=True makes it LayerNorm.
-    post_norm : the same of the result (out_dim), after the residual of a call was added.
-    batch_first : if False, arrays are (M, B, size) instead of (B, M, size).
-    threads : the default of the option `threads` of calls.
+    pre_norm
+        Norm of the rows of x before all else, by the root of their mean square: True, or a dict with any of weight
+        (embed_dim), bias (embed_dim), eps (default 1e-6) and center. center=True makes it LayerNorm.
+    post_norm
+        The same of the result (out_dim), after the residual of a call was added.
+    batch_first
+        If False, arrays are (M, B, size) instead of (B, M, size).
+    threads
+        The default of the option `threads` of calls.
 
+    Notes
+    -----
     All of these can be read as attributes.  Weights are read-only there, and in_proj_weight is None if embed_dim, kdim
     and vdim differ.
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> rng = np.random.default_rng(0)
     >>> layer = sdpa.MultiHeadAttention(
@@ -154,11 +176,19 @@ class MultiHeadAttention:
     ) -> MultiHeadAttention:  # fmt: skip
         """The layer with the weights of a torch.nn.MultiheadAttention, or of its state dict (tensors or NumPy arrays).
 
-        num_heads : must be given with a state dict.
-        prefix : what the names begin with in the state dict of a whole model, such as "encoder.layers.0.self_attn.".
-        batch_first, add_zero_attn : default: those of the module; with a state dict, True and False.
-        rotary, qk_norm, pre_norm, post_norm, threads : as for MultiHeadAttention.
+        Parameters
+        ----------
+        num_heads
+            Must be given with a state dict.
+        prefix
+            What the names begin with in the state dict of a whole model, such as "encoder.layers.0.self_attn.".
+        batch_first, add_zero_attn
+            Default: those of the module; with a state dict, True and False.
+        rotary, qk_norm, pre_norm, post_norm, threads
+            As for MultiHeadAttention.
 
+        Notes
+        -----
         Results are those of the module in eval mode, without dropout.  You may need to invert masks: True means *may
         attend* here, and *may not attend* in that module.
         """
@@ -172,11 +202,18 @@ class MultiHeadAttention:
     ) -> MultiHeadAttention:  # fmt: skip
         """The layer with the weights of a keras.layers.MultiHeadAttention or GroupQueryAttention.
 
-        layer : the Keras layer; or the list that its get_weights() returns; or a dict of "query/kernel", "query/bias",
+        Parameters
+        ----------
+        layer
+            The Keras layer; or the list that its get_weights() returns; or a dict of "query/kernel", "query/bias",
             "key/kernel", ..., "attention_output/bias", which may be nested.
-        prefix : what the names begin with in the dict of a whole model, such as "decoder/self_attention/".
-        rotary, qk_norm, pre_norm, post_norm, threads : as for MultiHeadAttention.
+        prefix
+            What the names begin with in the dict of a whole model, such as "decoder/self_attention/".
+        rotary, qk_norm, pre_norm, post_norm, threads
+            As for MultiHeadAttention.
 
+        Notes
+        -----
         Keras layers are called with (query, value, key), this one with (x, context, value_context), which is query, key
         and value.  A layer with a sliding_window is refused: pass its get_weights(), and the window in each call.
         """
@@ -190,10 +227,14 @@ class MultiHeadAttention:
     ) -> MultiHeadAttention:  # fmt: skip
         """The layer with the weights of a flax.linen.MultiHeadDotProductAttention or flax.nnx.MultiHeadAttention.
 
-        params : the parameters of the linen module, or the nnx.Param state of the nnx module:
-            {"query": {"kernel", "bias"}, "key": ..., "value": ..., "out": ...}, which may be nested in "params".
-            query_ln and key_ln, if present, become qk_norm.
-        rotary, qk_norm, pre_norm, post_norm, threads : as for MultiHeadAttention.
+        Parameters
+        ----------
+        params
+            The parameters of the linen module, or the nnx.Param state of the nnx module: {"query": {"kernel", "bias"},
+            "key": ..., "value": ..., "out": ...}, which may be nested in "params". query_ln and key_ln, if present,
+            become qk_norm.
+        rotary, qk_norm, pre_norm, post_norm, threads
+            As for MultiHeadAttention.
         """
         options = convert.of_flax(params)
         if qk_norm is not None:
@@ -205,8 +246,11 @@ class MultiHeadAttention:
     def new_cache(self, batch: int = 1, **options: Any) -> KVCache:
         """An empty KVCache for the keys and values of this layer.
 
-        options : arguments of KVCache, such as dtype, capacity and window.  dtype is float32 by default.  If x has a
-            half type, give that type, or int8.
+        Parameters
+        ----------
+        options
+            Arguments of KVCache, such as dtype, capacity and window. dtype is float32 by default.  If x has a half
+            type, give that type, or int8.
         """
         return KVCache(batch, self.kv_heads, self.head_dim, value_dim=self.value_dim, **options)
 
@@ -224,23 +268,32 @@ class MultiHeadAttention:
 
         Parameters
         ----------
-        context : what keys come from, (B, N, kdim).  All batches may share one context, (1, N, kdim) or (N, kdim).
-            Default: x, which is self-attention.
-        value_context : what values come from, (B, N, vdim).  Default: context.
-        cache : a KVCache, such as `new_cache` returns, whose batch is B.  The call appends its keys and values, and
-            its queries attend to all tokens of the cache.  If the context is in the cache already, give a context of
-            no rows.  Or a PagedKVCache: see sequences.  A call that fails appends nothing.
-        sequences, cu_seqlens : with a PagedKVCache, the sequence, or the list of sequences, to which the rows of x
-            (T, embed_dim) belong.  Sequence b has the rows from cu_seqlens[b] to cu_seqlens[b + 1], by default one.
-        positions : of the rows of x, for the rotary embedding alone, as for `rotary`: a number, (M) or (B, M).
-            Default: the positions that masks use.
-        residual : as the result, to which it is added before that is rounded.  With pre_norm or post_norm, layer(x,
+        context
+            What keys come from, (B, N, kdim).  All batches may share one context, (1, N, kdim) or (N, kdim).  Default:
+            x, which is self-attention.
+        value_context
+            What values come from, (B, N, vdim).  Default: context.
+        cache
+            A KVCache, such as `new_cache` returns, whose batch is B.  The call appends its keys and values, and its
+            queries attend to all tokens of the cache.  If the context is in the cache already, give a context of no
+            rows.  Or a PagedKVCache: see sequences.  A call that fails appends nothing.
+        sequences, cu_seqlens
+            With a PagedKVCache, the sequence, or the list of sequences, to which the rows of x (T, embed_dim) belong.
+            Sequence b has the rows from cu_seqlens[b] to cu_seqlens[b + 1], by default one.
+        positions
+            Of the rows of x, for the rotary embedding alone, as for `rotary`: a number, (M) or (B, M).  Default: the
+            positions that masks use.
+        residual
+            As the result, to which it is added before that is rounded.  With pre_norm or post_norm, layer(x,
             residual=x) is the attention block of a transformer.
-        return_weights : also return the weights (B, H, M, N), H = num_heads.  N includes the tokens of the cache, and
-            the keys of bias_k and add_zero_attn come last.  Caches with a window, with int8 or with pages have no
-            weights to return.
+        return_weights
+            Also return the weights (B, H, M, N), H = num_heads.  N includes the tokens of the cache, and the keys of
+            bias_k and add_zero_attn come last.  Caches with a window, with int8 or with pages have no weights to
+            return.
         {options}
 
+        Notes
+        -----
         The default of causal is True in self-attention with a cache, else False.  N and kv_lengths count the rows of
         the context, or of x in self-attention; rows at and past the length are not appended to a cache either.  With a
         cache, row i of x stands behind the tokens that were there before.

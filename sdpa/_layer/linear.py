@@ -31,11 +31,15 @@ class Linear:
 
     Parameters
     ----------
-    weight : (outs, ins), as in PyTorch; of any float dtype.  It is rounded to the dtype of x.
-    bias : (outs), or None.
-    activation : None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
-    threads : default of that option of calls.
+    weight : (outs, ins), as in PyTorch; of any float dtype
+        It is rounded to the dtype of x.
+    bias : (outs), or None
+    activation : None, "relu", "gelu" (by erf), "gelu_tanh" or "silu"
+    threads
+        The default of the option `threads` of calls.
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> linear = sdpa.Linear(np.float32([[1, 0], [0, -1]]), bias=np.float32([0, 1]), activation="relu")
     >>> linear(np.float32([[3, 5]]), residual=np.float32([[10, 20]]))
@@ -67,12 +71,17 @@ class Linear:
     ) -> NDArray[Any]:  # fmt: skip
         """x (..., ins) gives (..., outs).
 
-        x : float16, bfloat16 (of ml_dtypes), float32 or float64, in any layout.  The result has its dtype; sums are
-            float32 at least, and rounded once, with all that is added to them.
-        residual : as the result: added to it.
-        out : the array to fill and return: `residual` itself, or one that overlaps no input.  One of a wider dtype than
-            x takes the sums unrounded.
-        threads : default that of the layer.
+        Parameters
+        ----------
+        x : float16, bfloat16 (of ml_dtypes), float32 or float64, in any layout
+            The result has its dtype; sums are float32 at least, and rounded once, with all that is added to them.
+        residual
+            As the result: added to it.
+        out
+            The array to fill and return: `residual` itself, or one that overlaps no input.  One of a wider dtype than x
+            takes the sums unrounded.
+        threads
+            Default: that of the layer.
         """
         x = _core.float_array("x", x, 1)
         if x.shape[-1] != self.ins:
@@ -154,11 +163,12 @@ class FeedForward:
 
     Parameters
     ----------
-    up_weight, down_weight : (hidden, ins) and (outs, hidden), as in PyTorch.
-    gate_weight : (hidden, ins): SwiGLU with activation="silu", GeGLU with "gelu".
-    up_bias, gate_bias, down_bias : (hidden), (hidden) and (outs), or None.
-    activation : None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
-    threads : default of that option of calls.
+    up_weight, down_weight : (hidden, ins) and (outs, hidden), as in PyTorch
+    gate_weight : (hidden, ins): SwiGLU with activation="silu", GeGLU with "gelu"
+    up_bias, gate_bias, down_bias : (hidden), (hidden) and (outs), or None
+    activation : None, "relu", "gelu" (by erf), "gelu_tanh" or "silu"
+    threads
+        The default of the option `threads` of calls.
     """
 
     def __init__(

@@ -22,16 +22,24 @@ def layer_norm(
 
     Parameters
     ----------
-    x : (..., size), float16, ml_dtypes.bfloat16, float32 or float64.
-    weight, bias : (size), or None.
-    eps : 0 or more.
-    residual : as x; then the result is (norm, x + residual), and so the next layer has both.
-    out : the array for the norm: x or residual itself, or one that overlaps no input.  With a residual, also a pair of
+    x : (..., size), float16, ml_dtypes.bfloat16, float32 or float64
+    weight, bias : (size), or None
+    eps
+        0 or more.
+    residual
+        As x; then the result is (norm, x + residual), and so the next layer has both.
+    out
+        The array for the norm: x or residual itself, or one that overlaps no input.  With a residual, also a pair of
         such: for the norm, and for x + residual.
-    threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
+    threads
+        Default: SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
 
+    Notes
+    -----
     The result has the dtype of x.  Sums are float32 (float64 for float64), and are rounded once.
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> sdpa.layer_norm(np.array([[1.0, 3.0]]), eps=0)
     array([[-1.,  1.]])

@@ -19,7 +19,7 @@ def rotary(
 ):  # fmt: skip
     """Rotary position embedding: turn each pair of features by an angle proportional to the position of its row.
 
-    Pair i of the first `dim` features is turned by the angle `position * base ** (-2 * i / dim)`:
+    Pair i of the first `dim` features is turned by the angle `position * base ** (-2 * i / dim)`::
 
         a, b  ->  a * cos - b * sin,  b * cos + a * sin
 
@@ -29,9 +29,11 @@ def rotary(
 
     Parameters
     ----------
-    x : (..., S, D), as in `attention`: (B, H, S, D), (H, S, D) or (S, D), or with more axes before H.  Its dtype is
+    x
+        (..., S, D), as in `attention`: (B, H, S, D), (H, S, D) or (S, D), or with more axes before H.  Its dtype is
         float16, ml_dtypes.bfloat16, float32 or float64.
-    positions : numbers between -2**53 and 2**53, which need not be integers.
+    positions
+        Numbers between -2**53 and 2**53, which need not be integers::
 
             number      the position of the first row; the following rows count on by 1
             (S,)        the position of each row
@@ -43,24 +45,32 @@ def rotary(
 
         Axes before S may be 1, so that all batches or heads share them; with an axis of pairs, any axis may.  Two axes
         for (B, H, S, D) are always (B, S).
-    base : a number above 0.
-    frequencies : (dim / 2,), the angle of each pair at position 1, in place of base.
-    interleaved : if False, a pair is features i and i + dim / 2 (GPT-NeoX, LLaMA); if True, features 2 i and 2 i + 1
-        (GPT-J).
-    dim : how many features are turned, an even number.  The others are copied.  Default: as many as there are
-        frequencies or tables for, else all of them.
-    cos, sin : tables with the factors of each pair, in place of base and frequencies.  The factors need not be of one
-        angle: some models scale both.  Without positions the tables have the shape (S, dim / 2), (B, S, dim / 2) or
-        (B, H, S, dim / 2).  With positions, which are then whole numbers, a table (any number, dim / 2) has a row for
-        each position from 0 on.  They are rounded to the dtype that the rotation is computed in.
-    out : the array to fill and return: x itself (in place), or an array that does not overlap x.  It never overlaps
+    base
+        A number above 0.
+    frequencies : (dim / 2,), the angle of each pair at position 1, in place of base
+    interleaved
+        If False, a pair is features i and i + dim / 2 (GPT-NeoX, LLaMA); if True, features 2 i and 2 i + 1 (GPT-J).
+    dim
+        How many features are turned, an even number.  The others are copied.  Default: as many as there are frequencies
+        or tables for, else all of them.
+    cos, sin
+        Tables with the factors of each pair, in place of base and frequencies.  The factors need not be of one angle:
+        some models scale both.  Without positions the tables have the shape (S, dim / 2), (B, S, dim / 2) or (B, H, S,
+        dim / 2).  With positions, which are then whole numbers, a table (any number, dim / 2) has a row for each
+        position from 0 on.  They are rounded to the dtype that the rotation is computed in.
+    out
+        The array to fill and return: x itself (in place), or an array that does not overlap x.  It never overlaps
         positions or tables.
-    threads : as for `attention`.
+    threads
+        As for `attention`.
 
     Returns
     -------
-    An array like x, or `out`.  Calling again with the negative position of each row turns the rows back.
+    An array like x, or `out`
+        Calling again with the negative position of each row turns the rows back.
 
+    Examples
+    --------
     >>> import numpy as np, sdpa
     >>> sdpa.rotary(np.array([[3.0, 4.0], [3.0, 4.0]]), [0, np.pi / 2]).round(6)
     array([[ 3.,  4.],

@@ -42,22 +42,28 @@ def attention(
 
     Parameters
     ----------
-    comm : the communicator of mpi4py.  All its ranks call this, with the same options.
-    query, key, value : (B, H, rows, D), (B, G, rows, D) and (B, G, rows, E), the rows of this rank.
-    layout : which positions they have.  "contiguous": those that follow the rows of the rank before.  "zigzag": the
-        first half stands where `rows` says, and so does the second, so that causal work is the same for all ranks.
-    split : "sequence": keys and values travel round the ranks while the block before is computed; where they are few,
-        all ranks get all of them at once.  "heads": each rank computes some heads for all rows, of which there must be
-        as many as ranks.  `explain` says what either costs.
+    comm
+        The communicator of mpi4py.  All its ranks call this, with the same options.
+    query, key, value : (B, H, rows, D), (B, G, rows, D) and (B, G, rows, E), the rows of this rank
+    layout
+        Which positions they have. "contiguous": those that follow the rows of the rank before. "zigzag": the first half
+        stands where `rows` says, and so does the second, so that causal work is the same for all ranks.
+    split
+        "sequence": keys and values travel round the ranks while the block before is computed; where they are few, all
+        ranks get all of them at once. "heads": each rank computes some heads for all rows, of which there must be as
+        many as ranks. `explain` says what either costs.
     {options}
-
-    Mask and bias have the rows of this rank, and the columns of all keys.  Positions, and so `q_offset` and
-    `kv_lengths`, are those of the whole sequence.
 
     Returns
     -------
-    out, or (out, lse).  Partial results are float32 at least, and are never rounded between ranks.  The same call on
-    the same number of ranks gives the same bits; on one rank, those of `sdpa.attention`.
+    out, or (out, lse)
+        Partial results are float32 at least, and are never rounded between ranks.  The same call on the same number of
+        ranks gives the same bits; on one rank, those of `sdpa.attention`.
+
+    Notes
+    -----
+    Mask and bias have the rows of this rank, and the columns of all keys.  Positions, and so `q_offset` and
+    `kv_lengths`, are those of the whole sequence.
 
     A call that is wrong on one rank raises the same error on all ranks, before anything travels.  A rank that fails
     later, such as for want of memory, makes the others raise RuntimeError.

@@ -32,17 +32,19 @@ def attention_backward(
 
     Parameters
     ----------
-    comm : the communicator.  All its ranks call this.
-    grad_out, query, key, value, out, lse, grad_lse : as for `sdpa.attention_backward`, the rows of this rank; out and
-        lse are what `attention` returned on it.
-    layout : as it was given to `attention`, and so the options.
+    comm
+        The communicator.  All its ranks call this.
+    grad_out, query, key, value, out, lse, grad_lse
+        As for `sdpa.attention_backward`, the rows of this rank; out and lse are what `attention` returned on it.
+    layout
+        As it was given to `attention`, and so the options.
     {options}
 
     Returns
     -------
-    Gradients(query, key, value, bias, sinks), with the shapes and dtypes of what this rank gave.  Sums are float32 at
-    least, and no part is rounded on its way between ranks.  The gradient of a bias is that of the rows of this rank.
-    The gradient of sinks is the sum over all ranks, and the same on all of them.
+    Gradients(query, key, value, bias, sinks), with the shapes and dtypes of what this rank gave
+        Sums are float32 at least, and no part is rounded on its way between ranks.  The gradient of a bias is that of
+        the rows of this rank.  The gradient of sinks is the sum over all ranks, and the same on all of them.
     """
     results = {"grad_out": grad_out, "out": out, "lse": lse, "grad_lse": grad_lse}
     return spread(comm, results, query, key, value, layout, options, Tally())

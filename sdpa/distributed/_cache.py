@@ -31,13 +31,18 @@ class KVCache:
 
     Parameters
     ----------
-    comm : a communicator of mpi4py.  All its ranks make the cache and call its methods, with the same arguments.  A
-        call that is wrong or fails on one rank is the same error on all, and leaves the cache as it was.
-    batch, kv_heads, head_dim, value_dim, dtype, capacity, window, keep, group : of the whole cache, as for
-        `sdpa.KVCache`.
+    comm
+        A communicator of mpi4py.  All its ranks make the cache and call its methods, with the same arguments.  A call
+        that is wrong or fails on one rank is the same error on all, and leaves the cache as it was.
+    batch, kv_heads, head_dim, value_dim, dtype, capacity, window, keep, group
+        Of the whole cache, as for `sdpa.KVCache`.
 
+    Notes
+    -----
     `len(cache)` is the length of the longest batch, on all ranks together.
 
+    Examples
+    --------
     >>> cache = sdpa.distributed.KVCache(MPI.COMM_WORLD, 1, 2, 64)       # doctest: +SKIP
     >>> cache.append(key, value)                                         # doctest: +SKIP
     >>> out = cache.attend(query)                                        # doctest: +SKIP
@@ -122,6 +127,8 @@ class KVCache:
         ----------
         {options}
 
+        Notes
+        -----
         Mask and bias have the columns of all tokens.  `out`, `return_lse` and `threads` may differ from rank to rank.
         The result is the same on all ranks, to the bit.
         """
@@ -180,8 +187,13 @@ class KVCache:
     def load(cls, comm, path, mmap=False):
         """The cache that as many ranks saved to the folder `path`; each of them reads what it wrote.
 
-        mmap : as for `sdpa.KVCache.load`.
+        Parameters
+        ----------
+        mmap
+            As for `sdpa.KVCache.load`.
 
+        Notes
+        -----
         If ranks find files of different saves, because one was ended on its way, that is a ValueError on all of them.
         """
         cache, group = cls.__new__(cls), join(comm)

@@ -57,7 +57,8 @@ def explain(
 
     Parameters
     ----------
-    comm, query, key, value, layout, split : as for `attention`.
+    comm, query, key, value, layout, split
+        As for `attention`.
     {options}
     """
     group = join(comm)

@@ -61,13 +61,20 @@ def rows(length, rank, size, layout="contiguous"):
 
     Parameters
     ----------
-    length : rows of the whole sequence.
-    rank, size : of the communicator.
-    layout : "contiguous": one range for each rank.  "zigzag": of 2 P chunks, rank r holds chunks r and 2 P - 1 - r, so
-        that all ranks have the same work where a row sees only those before it.
+    length
+        Rows of the whole sequence.
+    rank, size
+        Of the communicator.
+    layout
+        "contiguous": one range for each rank. "zigzag": of 2 P chunks, rank r holds chunks r and 2 P - 1 - r, so that
+        all ranks have the same work where a row sees only those before it.
 
+    Notes
+    -----
     Lengths that cannot be shared evenly are fine: chunks differ by one row at most, and may be empty.
 
+    Examples
+    --------
     >>> import sdpa.distributed
     >>> [sdpa.distributed.rows(8, rank, 2, layout="zigzag").tolist() for rank in range(2)]
     [[0, 1, 6, 7], [2, 3, 4, 5]]

@@ -39,12 +39,18 @@ def attention_varlen(
 
     Parameters
     ----------
-    comm : the communicator of mpi4py.  All its ranks call this.
-    query, key, value : the rows of this rank.
-    cu_seqlens_q, cu_seqlens_k : of all rows of all ranks, the same on all of them.
-    layout : as for `attention`.
+    comm
+        The communicator of mpi4py.  All its ranks call this.
+    query, key, value
+        The rows of this rank.
+    cu_seqlens_q, cu_seqlens_k
+        Of all rows of all ranks, the same on all of them.
+    layout
+        As for `attention`.
     {options}
 
+    Notes
+    -----
     Mask and bias have the rows of this rank.  Column j is key j of the row's sequence, on whatever rank it lies.
     """
     group = join(comm)
@@ -70,9 +76,12 @@ def attention_varlen_backward(
 
     Parameters
     ----------
-    comm : the communicator.  All its ranks call this.
-    grad_out, query, key, value, out, lse, grad_lse : the rows of this rank, as for `attention_backward`.
-    cu_seqlens_q, cu_seqlens_k, layout : as they were given to `attention_varlen`, and so the options.
+    comm
+        The communicator.  All its ranks call this.
+    grad_out, query, key, value, out, lse, grad_lse
+        The rows of this rank, as for `attention_backward`.
+    cu_seqlens_q, cu_seqlens_k, layout
+        As they were given to `attention_varlen`, and so the options.
     {options}
     """
     group = join(comm)

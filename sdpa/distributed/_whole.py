@@ -23,12 +23,19 @@ def scatter(
 
     Parameters
     ----------
-    comm : the communicator of mpi4py.  All its ranks call this.
-    array : the whole array on rank `root`; it does not count on the other ranks, where it may be None.
-    axis : of the rows: -2 of (B, H, M, D), 0 of packed sequences.
-    layout : as for `rows`.
-    root : the rank that has the array.
+    comm
+        The communicator of mpi4py.  All its ranks call this.
+    array
+        The whole array on rank `root`; it does not count on the other ranks, where it may be None.
+    axis
+        Of the rows: -2 of (B, H, M, D), 0 of packed sequences.
+    layout
+        As for `rows`.
+    root
+        The rank that has the array.
 
+    Notes
+    -----
     The rows are new arrays, in C order, also on rank `root`.
     """
     group = join(comm)

@@ -24,17 +24,25 @@ class Cache(DynamicCache):
 
     Parameters
     ----------
-    config : of the model.  It says which layers have a sliding window, of which only the window is kept.
-    dtype : what keys and values are rounded to: "float32", "bfloat16", "float16" or "int8", as a string or a dtype of
-        NumPy or torch.  Default: that of the model.
-    capacity : the most tokens; appending more is an error.  Default: no limit.
-    window, keep, group : as in `sdpa.KVCache`.  A window holds for all layers that have none or a larger one.
+    config
+        Of the model.  It says which layers have a sliding window, of which only the window is kept.
+    dtype
+        What keys and values are rounded to: "float32", "bfloat16", "float16" or "int8", as a string or a dtype of NumPy
+        or torch.  Default: that of the model.
+    capacity
+        The most tokens; appending more is an error.  Default: no limit.
+    window, keep, group
+        As in `sdpa.KVCache`.  A window holds for all layers that have none or a larger one.
 
+    Notes
+    -----
     A new token is written behind those that there are, where other caches copy all of them.  With the attention that
     `register` registers, keys and values are read where they lie.  Other implementations get tensors: views, or copies
     where int8 or a window asks for them.  Beam search, assisted generation, `crop` and copies (`copy.deepcopy`, in
     which memory is shared until one of the two changes) work as with DynamicCache.  There are no gradients through it.
 
+    Examples
+    --------
     >>> import torch, transformers, sdpa.huggingface
     >>> sdpa.huggingface.register()
     >>> config = transformers.LlamaConfig(

@@ -13,7 +13,7 @@ RESERVED = ("sdpa", "flash", "flex_attention", "eager", "paged", "|", "/")
 def register(name: str = "cpu_attention") -> None:
     """Make `attn_implementation=name` known to transformers: attention on the CPU by this library.
 
-    Models are then loaded with it, or change to it:
+    Models are then loaded with it, or change to it::
 
         sdpa.huggingface.register()
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="cpu_attention")

@@ -21,11 +21,18 @@ def heatmap(
 ) -> Any:
     """Draw attention weights, a map for each head: the darker, the larger.
 
-    weights : (M, N), (H, M, N) or (1, H, M, N), from 0 to 1, as `sdpa.attention_weights` returns them.
-    tokens : the M queries, from top to bottom.
-    key_tokens : the N keys, from left to right.  Default: the tokens, if there are as many.
-    titles : one for each head.  Default: "head 1", ...; none for a single one.
+    Parameters
+    ----------
+    weights : (M, N), (H, M, N) or (1, H, M, N), from 0 to 1, as `sdpa.attention_weights` returns them
+    tokens
+        The M queries, from top to bottom.
+    key_tokens
+        The N keys, from left to right.  Default: the tokens, if there are as many.
+    titles
+        One for each head.  Default: "head 1", ...; none for a single one.
 
+    Notes
+    -----
     Returns a `matplotlib.figure.Figure`: `heatmap(...).savefig("weights.png")`.  Needs matplotlib, which
     pip install 'sdpa[lab]' brings.
     """

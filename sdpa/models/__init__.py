@@ -26,12 +26,19 @@ def load(folder, *, dtype=None, threads=None, pieces=None):
     are mapped into memory, so the files must not change while the model is used: if another program shortens one of
     them, the system ends this process where it reads past the end (SIGBUS).
 
-    dtype : the dtype of all computations: float16, bfloat16 (of ml_dtypes), float32 or float64.  Default: the dtype of
-        the weights.
-    threads : default SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
-    pieces : the module with the projections, norms, attention and caches.  Default: `sdpa`.  With `sdpa.reference` the
-        model computes in plain NumPy and float64, slowly.
+    Parameters
+    ----------
+    dtype
+        The dtype of all computations: float16, bfloat16 (of ml_dtypes), float32 or float64.  Default: the dtype of the
+        weights.
+    threads
+        Default: SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
+    pieces
+        The module with the projections, norms, attention and caches.  Default: `sdpa`.  With `sdpa.reference` the model
+        computes in plain NumPy and float64, slowly.
 
+    Examples
+    --------
     >>> model = sdpa.models.load("all-MiniLM-L6-v2")                            # doctest: +SKIP
     >>> vectors = model.embed(["a cat on a mat", "a kitten on a rug"])          # doctest: +SKIP
     """

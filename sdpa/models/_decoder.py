@@ -18,19 +18,28 @@ class Decoder(Transformer):
         """Return the logits of the token after each token, (B, S, words), or (S, words) for a single sequence; their
         dtype is float32 at least.
 
-        ids : (B, S) or (S,), int; or a list of sequences of any lengths.
-        caches : caches from `new_caches`.  The ids continue the tokens in the caches, and are appended to them.
-        lengths : (B), int.  The number of tokens of each sequence.  Logits past the length are 0.
+        Parameters
+        ----------
+        ids : (B, S) or (S,), int; or a list of sequences of any lengths
+        caches
+            Caches from `new_caches`.  The ids continue the tokens in the caches, and are appended to them.
+        lengths : (B), int
+            The number of tokens of each sequence.  Logits past the length are 0.
         """
         batch = Batch(ids, self.settings.words, lengths)
         return batch.result(self._logits(self._packed(batch, caches)))
 
     def new_caches(self, batch=1, *, comm=None, **options):
-        """Return an empty KVCache for each layer.  The options are those of KVCache, with two other defaults:
+        """Return an empty KVCache for each layer.  The options are those of KVCache, with two other defaults.
 
-        dtype : default: the dtype of the model.    window : default: the window of the layer.
-
-        comm : a communicator of mpi4py, over whose ranks the tokens are spread: each cache is an
+        Parameters
+        ----------
+        dtype
+            Default: the dtype of the model.
+        window
+            Default: the window of the layer.
+        comm
+            A communicator of mpi4py, over whose ranks the tokens are spread: each cache is an
             `sdpa.distributed.KVCache`.  All ranks then make the same calls, and generate what rank 0 draws.
         """
         s, options = self.settings, {"dtype": self.dtype, **options}
@@ -42,17 +51,28 @@ class Decoder(Transformer):
     ):
         """Return an iterator over the tokens that follow the prompt, at most max_new_tokens.
 
-        prompt : ids (S,): the iterator gives numbers.  Ids (B, S), or a list of sequences of any lengths: it gives
-            arrays (B), with -1 for sequences that have ended.  A text: it gives pieces of text.
-        temperature : with 0, the likeliest token follows.  Else the logits are divided by the temperature, and a token
-            is drawn from their softmax.
-        top_k : draw from the k likeliest tokens only.
-        top_p : draw from the likeliest tokens only that together have a probability of p.
-        seed : the seed of the random numbers, for `numpy.random.default_rng`.
-        stop : one or several tokens that end a sequence, and are given as its last token.  Default: the tokens that the
+        Parameters
+        ----------
+        prompt
+            Ids (S,): the iterator gives numbers.  Ids (B, S), or a list of sequences of any lengths: it gives arrays
+            (B), with -1 for sequences that have ended.  A text: it gives pieces of text.
+        temperature
+            With 0, the likeliest token follows.  Else the logits are divided by the temperature, and a token is drawn
+            from their softmax.
+        top_k
+            Draw from the k likeliest tokens only.
+        top_p
+            Draw from the likeliest tokens only that together have a probability of p.
+        seed
+            The seed of the random numbers, for `numpy.random.default_rng`.
+        stop
+            One or several tokens that end a sequence, and are given as its last token.  Default: the tokens that the
             folder names.  With () nothing ends a sequence.
-        caches : caches from `new_caches`, to choose their dtype, or to continue the tokens in them.
+        caches
+            Caches from `new_caches`, to choose their dtype, or to continue the tokens in them.
 
+        Examples
+        --------
         >>> for piece in model.generate("Once upon a time", 100):               # doctest: +SKIP
         ...     print(piece, end="", flush=True)
         """

@@ -26,11 +26,15 @@ class Encoder(Transformer):
     def __call__(self, ids, *, lengths=None, mask=None, token_types=None):
         """Return the vectors of the last layer, (B, S, E), or (S, E) for a single sequence.
 
-        ids : (B, S) or (S,), int; or a list of sequences of any lengths.
-        lengths : (B), int.  The number of tokens of each sequence.  Places past the length are not computed: their
-            vectors are zero.
-        mask : (B, S), boolean.  True where there is a token; the other places are not computed either.
-        token_types : (B, S), int.  Default 0.
+        Parameters
+        ----------
+        ids : (B, S) or (S,), int; or a list of sequences of any lengths
+        lengths : (B), int
+            The number of tokens of each sequence.  Places past the length are not computed: their vectors are zero.
+        mask : (B, S), boolean
+            True where there is a token; the other places are not computed either.
+        token_types : (B, S), int
+            Default 0.
         """
         batch = Batch(ids, self.settings.words, lengths, mask)
         return batch.result(self._packed(batch, self._types(batch, token_types)))
@@ -38,8 +42,13 @@ class Encoder(Transformer):
     def embed(self, inputs, *, lengths=None, mask=None, token_types=None):
         """Return a vector of unit length for each text, (B, E), or (E,) for a single text; float32 at least.
 
-        inputs : a text, a list of texts, or ids as in a call.  The tokenizer cuts long texts.
+        Parameters
+        ----------
+        inputs
+            A text, a list of texts, or ids as in a call.  The tokenizer cuts long texts.
 
+        Notes
+        -----
         The vector of a text is the mean of its tokens' vectors, unless modules.json in the folder says otherwise.
         """
         if text := isinstance(inputs, str):

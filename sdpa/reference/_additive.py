@@ -27,7 +27,7 @@ def additive_attention(
     kv_lengths=None, scale=None, softcap=None, sinks=None, alibi_slopes=None,
     return_lse=False, out=None, threads=None, dtype=None,
 ):  # fmt: skip
-    """`attention` with another match between query and key (Bahdanau, Cho and Bengio):
+    """`attention` with another match between query and key (Bahdanau, Cho and Bengio)::
 
         score = scale * sum over a of v[a] * tanh((w_query @ query)[a] + (w_key @ key)[a])
 
@@ -64,7 +64,7 @@ def additive_attention_backward(
     """Gradients of `additive_attention`, with the arguments of `attention_backward`.
 
     Let Z = X + Y, with one number for each pair and feature, X = query w_query^T and Y = key w_key^T. Let dP be the
-    gradient with respect to the product, which scores scale and cap:
+    gradient with respect to the product, which scores scale and cap::
 
         product = tanh(Z) v      dZ = dP v (1 - tanh(Z)^2)      dv = sum over the pairs of dP tanh(Z)
         dX = sum over keys of dZ            dquery = dX w_query            dw_query = dX^T query

@@ -16,21 +16,40 @@ def attention(
 ):  # fmt: skip
     """Softmax-weighted mean of `value`, weighted by how well `query` matches `key`.
 
-    mask : boolean, True = may attend.    bias : floats, added to the scores; -inf hides a key.
-    q_offset : query i stands at position i + q_offset; an int or one per batch. The default, N - M or
-        kv_lengths - M, lets the last query see the last key.
-    causal : keys j <= position; with M = 2 and N = 4 the queries see          1 1 1 0
-                                                                               1 1 1 1
-    window : (left, right), keys position - left <= j <= position + right;     0 1 1 0
-        None is unbounded. The drawing is (1, 0); causal is right = 0.         0 0 1 1
-    kv_lengths : (B), from 0 to N; keys at and past the length do not exist.
-    scale : 1 / sqrt(D) by default.       softcap : positive, bounds the scores before bias and masks.
-    sinks : (H), one more logit in the denominator of each row, without a value; neither scaled nor capped.
-    alibi_slopes : (H) or (B, H).
-    return_lse : return (out, lse). The lse is the natural logarithm of the sum of exp(score), exp(sink) included. For a
-        row that sees no key it is the sink, or -inf without a sink.
-    out : an array of any float dtype to write the result to; the result is then not rounded to `dtype`.
+    Parameters
+    ----------
+    mask : boolean, True = may attend
+    bias : floats, added to the scores; -inf hides a key
+    q_offset
+        Query i stands at position i + q_offset; an int or one per batch.  The default, N - M or kv_lengths - M, lets
+        the last query see the last key.
+    causal
+        Keys j <= position.  With M = 2 and N = 4 the queries see::
 
+            1 1 1 0
+            1 1 1 1
+
+    window : (left, right), None is unbounded
+        Keys position - left <= j <= position + right; causal is right = 0.  With (1, 0) these queries see::
+
+            0 1 1 0
+            0 0 1 1
+
+    kv_lengths : (B), from 0 to N; keys at and past the length do not exist
+    scale
+        1 / sqrt(D) by default.
+    softcap : positive, bounds the scores before bias and masks
+    sinks
+        (H), one more logit in the denominator of each row, without a value; neither scaled nor capped.
+    alibi_slopes : (H) or (B, H)
+    return_lse
+        Return (out, lse).  The lse is the natural logarithm of the sum of exp(score), exp(sink) included.  For a row
+        that sees no key it is the sink, or -inf without a sink.
+    out
+        An array of any float dtype to write the result to; the result is then not rounded to `dtype`.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> keys, values = np.array([[0.0], [np.log(3)]]), np.array([[8.0], [4.0]])
     >>> attention(np.array([[1.0]]), keys, values)
@@ -57,8 +76,13 @@ def attention_varlen(
     query (T, H, D), key (U, G, D), value (U, G, E); out (T, H, E), lse (T, H). Sequence b has the rows from
     cu_seqlens[b] to cu_seqlens[b + 1]. Without cu_seqlens_k, the keys have the same cu_seqlens as the queries.
 
-    mask, bias : broadcast to (H, T, L), L the keys of the longest sequence; column j is key j of the row's sequence.
-    q_offset, kv_lengths : one per sequence, or one for all.    sinks, alibi_slopes : (H) or (S, H).
+    Parameters
+    ----------
+    mask, bias
+        Broadcast to (H, T, L), L the keys of the longest sequence; column j is key j of the row's sequence.
+    q_offset, kv_lengths
+        One per sequence, or one for all.
+    sinks, alibi_slopes : (H) or (S, H)
     """
     query, key, value = np.asarray(query), np.asarray(key), np.asarray(value)
     sequences = split(
@@ -86,10 +110,16 @@ def attention_backward(
     """Gradients of a number L with respect to the inputs of `attention`, from its gradients with respect to the
     results.
 
-    grad_out, grad_lse : dL/dout and dL/dlse, in the shapes of out and lse. Without grad_lse, L does not depend on lse.
-    out, lse : what `attention` returned for these inputs and options.
+    Parameters
+    ----------
+    grad_out, grad_lse
+        dL/dout and dL/dlse, in the shapes of out and lse.  Without grad_lse, L does not depend on lse.
+    out, lse
+        What `attention` returned for these inputs and options.
 
-    S are the scores of the visible keys, P their weights; f scales and caps:
+    Notes
+    -----
+    S are the scores of the visible keys, P their weights; f scales and caps::
 
         S = f(Q K^T) + bias     dbias = dS               dQ = (dS f') K     dK = (dS f')^T Q
         P = exp(S - lse)        dS = P (dP - delta)      delta = dO . O - dlse, one number per row
@@ -104,6 +134,8 @@ def attention_backward(
     of 0, whatever grad_out, query, key, value or bias hold there. But the lse of a row that sees no key is its sink, so
     the gradient of that sink gets the row's grad_lse. A key whose score is -inf is not seen.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> query, key, value = np.array([[1.0]]), np.array([[0.0], [np.log(3)]]), np.array([[8.0], [4.0]])
     >>> out, lse = attention(query, key, value, return_lse=True)  # weights 1/4 and 3/4
@@ -212,9 +244,17 @@ def scaled_dot_product_attention(
 ):  # fmt: skip
     """`attention` with the meaning of torch.nn.functional.scaled_dot_product_attention.
 
-    attn_mask : boolean (True = may attend) or floats to add; not together with is_causal.
-    is_causal : keys j <= i, aligned at the top left; with M = 2 and N = 4       1 0 0 0
-    enable_gqa : must be set if query has more heads than key and value.         1 1 0 0
+    Parameters
+    ----------
+    attn_mask : boolean (True = may attend) or floats to add; not together with is_causal
+    is_causal
+        Keys j <= i, aligned at the top left.  With M = 2 and N = 4::
+
+            1 0 0 0
+            1 1 0 0
+
+    enable_gqa
+        Must be set if query has more heads than key and value.
     """
     if dropout_p != 0:
         raise ValueError(f"dropout_p is {dropout_p}: dropout is not offered, so it must be 0")

@@ -47,9 +47,14 @@ def check_activation(name):
 class Linear:
     """activation(x W^T + bias) + residual, with the weight W (out, in) and a bias (out) or None.
 
-    activation : None, "relu", "gelu" (x Phi(x), where Phi is the normal distribution), "gelu_tanh" (its approximation
-        by tanh) or "silu" (x / (1 + exp(-x))).
+    Parameters
+    ----------
+    activation
+        None, "relu", "gelu" (x Phi(x), where Phi is the normal distribution), "gelu_tanh" (its approximation by tanh)
+        or "silu" (x / (1 + exp(-x))).
 
+    Examples
+    --------
     >>> import numpy as np
     >>> linear = Linear(np.array([[1.0, 2.0], [-1.0, 0.0]]), np.array([0.5, 0.0]), activation="relu")
     >>> linear(np.array([[3.0, 1.0]]), residual=np.array([[10.0, 10.0]]))
@@ -84,8 +89,13 @@ class Linear:
 class FeedForward:
     """down(act(up x)), or with a gate down(act(gate x) * up x), where up, gate and down are projections.
 
-    up_weight, gate_weight : (inner, in).    down_weight : (out, inner).
+    Parameters
+    ----------
+    up_weight, gate_weight : (inner, in)
+    down_weight : (out, inner)
 
+    Examples
+    --------
     >>> import numpy as np
     >>> block = FeedForward(np.array([[1.0], [-1.0]]), np.array([[1.0, 10.0]]), activation="relu")
     >>> block(np.array([[2.0], [-3.0]]))        # 1 * 2 + 10 * 0,  1 * 0 + 10 * 3

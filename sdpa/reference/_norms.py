@@ -9,8 +9,13 @@ from ._dense import same_shape
 def layer_norm(x, weight=None, bias=None, *, eps=1e-5, residual=None, out=None, threads=None, dtype=None):
     """(x - mean) / sqrt(variance + eps) * weight + bias, over the last axis.
 
-    residual : an array like x.  With it, the result is (the norm of x + residual, x + residual).
+    Parameters
+    ----------
+    residual
+        An array like x.  With it, the result is (the norm of x + residual, x + residual).
 
+    Examples
+    --------
     >>> import numpy as np
     >>> layer_norm(np.array([[1.0, 3.0]]), eps=0)
     array([[-1.,  1.]])

@@ -13,18 +13,27 @@ def rotary(
 ):  # fmt: skip
     """Turn each pair of features of x (..., S, D) by its own angle times the position of the row.
 
-    positions : the position of the first row, from which the others count on; or an array (S,), (B, S) or (B, H, S)
-        with the position of each row; or an array (B, H, S, dim / 2), with as many axes as x, with the position of each
-        pair: models of pictures have positions in time, height and width.  None: the tables have a row for each row.
-    frequencies : (dim / 2,), the angles for position 1.  Default: base ** (-2 i / dim).
-    interleaved : if True, pair i is features (2 i, 2 i + 1) instead of (i, i + dim / 2).
-    dim : how many features are turned, an even number; the others are copied.  Default: as many as there are
-        frequencies or tables for, else all.
-    cos, sin : tables with the factors of each pair, in place of base and frequencies.  The factors need not be of one
-        angle: some models scale both.  Without positions the tables have the shape (S, dim / 2), (B, S, dim / 2) or
-        (B, H, S, dim / 2).  With positions, which are then whole numbers, a table (any number, dim / 2) has a row for
-        each position from 0 on.
+    Parameters
+    ----------
+    positions
+        The position of the first row, from which the others count on; or an array (S,), (B, S) or (B, H, S) with the
+        position of each row; or an array (B, H, S, dim / 2), with as many axes as x, with the position of each pair:
+        models of pictures have positions in time, height and width.  None: the tables have a row for each row.
+    frequencies : (dim / 2,), the angles for position 1
+        Default: base ** (-2 i / dim).
+    interleaved
+        If True, pair i is features (2 i, 2 i + 1) instead of (i, i + dim / 2).
+    dim
+        How many features are turned, an even number; the others are copied.  Default: as many as there are frequencies
+        or tables for, else all.
+    cos, sin
+        Tables with the factors of each pair, in place of base and frequencies.  The factors need not be of one angle:
+        some models scale both.  Without positions the tables have the shape (S, dim / 2), (B, S, dim / 2) or (B, H, S,
+        dim / 2).  With positions, which are then whole numbers, a table (any number, dim / 2) has a row for each
+        position from 0 on.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> rotary(np.array([[3.0, 4.0]]), np.pi / 2).round(6)
     array([[-4.,  3.]])

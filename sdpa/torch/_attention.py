@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Unpack[AttentionOptions]) -> Any:
     """`sdpa.attention` of tensors on the CPU, whose memory it reads where it is.
 
+    The axes are::
+
         query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)    out : (B, H, M, E)
 
     Axes, dtypes, layout of the result and options are those of `sdpa.attention`.  What is an array there is a tensor
@@ -31,6 +33,8 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **opt
     ----------
     {options}
 
+    Examples
+    --------
     >>> import torch, sdpa.torch
     >>> query = torch.tensor([[1.0]], requires_grad=True)
     >>> key, value = torch.tensor([[0.0], [3.0]]).log1p(), torch.tensor([[8.0], [4.0]])      # weights 1 and 4
@@ -49,14 +53,18 @@ def attention_varlen(
 ) -> Any:  # fmt: skip
     """`sdpa.attention_varlen` of tensors on the CPU: packed sequences, each of which attends to its own keys.
 
+    The axes are::
+
         query : (T, H, D)    key : (U, G, D)    value : (U, G, E)    out : (T, H, E)    lse : (T, H)
 
     Parameters
     ----------
-    cu_seqlens_q, cu_seqlens_k : (S + 1), int.  Where the queries and the keys of the sequences begin and end.  Default
-        of cu_seqlens_k: cu_seqlens_q.
+    cu_seqlens_q, cu_seqlens_k : (S + 1), int
+        Where the queries and the keys of the sequences begin and end.  Default of cu_seqlens_k: cu_seqlens_q.
     {options}
 
+    Notes
+    -----
     The result has gradients as that of `attention` has.
     """
     return attend(ATTENTION_VARLEN, query, key, value, (cu_seqlens_q, cu_seqlens_k), options)

@@ -19,14 +19,19 @@ def merge(outs, lses, *, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
     Parameters
     ----------
-    outs : a sequence of tensors (..., M, E), one for each part.
-    lses : the log-sum-exp of each part, (..., M).
-    out : the tensor to fill and return.
+    outs : sequence of tensors (..., M, E)
+        The results of the parts.
+    lses : sequence of tensors (..., M)
+        The log-sum-exp of each part.
+    out
+        The tensor to fill and return.
 
     Returns
     -------
-    (out, lse), with gradients with respect to all parts.
+    (out, lse), with gradients with respect to all parts
 
+    Examples
+    --------
     >>> import torch, sdpa.torch
     >>> q, k, v = torch.ones(2, 4), torch.ones(6, 4), torch.arange(6.0)[:, None]
     >>> parts = [sdpa.torch.attention(q, k[s], v[s], return_lse=True) for s in (slice(0, 2), slice(2, 6))]

@@ -28,14 +28,22 @@ def scaled_dot_product_attention(
 
     Parameters
     ----------
-    query, key, value : as for `attention`.  Heads must be as many, or one, unless enable_gqa is True.
-    attn_mask : boolean (True: the query may attend to the key) or floating (it is added to the scores, and may have a
+    query, key, value
+        As for `attention`.  Heads must be as many, or one, unless enable_gqa is True.
+    attn_mask
+        Boolean (True: the query may attend to the key) or floating (it is added to the scores, and may have a
         gradient), broadcast to (B, H, M, N).  It must be None if is_causal is True.
-    dropout_p : with anything but 0 torch computes the call itself, and a warning says so, once.
-    is_causal : query i sees the keys up to i, so that the mask is aligned at the top left.
-    scale : factor of the scores.  Default: 1 / sqrt(D).
-    enable_gqa : key and value may have fewer heads than query, which must be a multiple of them.
+    dropout_p
+        With anything but 0 torch computes the call itself, and a warning says so, once.
+    is_causal
+        Query i sees the keys up to i, so that the mask is aligned at the top left.
+    scale
+        Factor of the scores.  Default: 1 / sqrt(D).
+    enable_gqa
+        Key and value may have fewer heads than query, which must be a multiple of them.
 
+    Examples
+    --------
     >>> import torch, sdpa.torch
     >>> x = torch.eye(2)[None]
     >>> sdpa.torch.scaled_dot_product_attention(x, x, x, is_causal=True)[0, 0]
