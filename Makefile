@@ -129,8 +129,14 @@ lint: $(DONE)/dev
 	python -m mypy.stubtest sdpa._core --ignore-missing-stub --mypy-config-file pyproject.toml
 	SDPA_WERROR=1 python setup.py --quiet build_ext --build-lib build/werror --build-temp build/werror
 
-docs: $(DONE)/docs
-	python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
+# Half of the time is the laboratory's.
+build/lab.html: $(DONE)/docs $(wildcard sdpa/lab/*.py sdpa/_report/*.py)
+	mkdir -p build
+	python -m sdpa lab --html $@
+
+docs: $(DONE)/docs build/lab.html
+	rm -rf build/docs
+	python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d build/doctrees docs build/docs
 
 format: $(DONE)/dev
 	ruff check --fix

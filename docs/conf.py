@@ -25,7 +25,7 @@ extensions = [
     "extensions.pictures",
     "extensions.repository",
 ]
-exclude_patterns = ["charts"]
+exclude_patterns = ["charts", "extensions"]
 
 # Pages are Markdown, as GitHub shows it too; notebooks are executed.
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
@@ -47,7 +47,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"sdpa {version}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_extra_path = ["speed.html"]
+html_extra_path = ["speed.html", "speed.json", "../build/lab.html"]
 html_copy_source = html_show_sourcelink = False
 html_theme_options = {
     "navigation_with_keys": False,

@@ -1,4 +1,4 @@
-"""What pages take from the code: the help of the commands."""
+"""What pages take from the code: the help of the commands, and what the laboratory tests."""
 
 import os
 import subprocess
@@ -6,6 +6,9 @@ import sys
 
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
+
+from sdpa import lab
+from sdpa._report import terminal
 
 WIDTH = 88  # columns; what a desk shows without scrolling
 
@@ -24,6 +27,23 @@ class Command(SphinxDirective):
         return [nodes.literal_block(shown.stdout, shown.stdout, language="text", classes=["command"])]
 
 
+class Experiments(SphinxDirective):
+    """The claims of the laboratory, each with a link to what was measured."""
+
+    def run(self):
+        page = "../" * self.env.docname.count("/") + "lab.html"
+        link = nodes.reference("", "The page of the laboratory", refuri=page, internal=True)
+        first = nodes.paragraph("", "", link, nodes.Text(" has all measurements, with figures. These are the claims:"))
+        claims = nodes.definition_list()
+        for experiment in lab.EXPERIMENTS:
+            address = f"{page}#{experiment.name}"
+            link = nodes.reference("", terminal.plain(experiment.title), refuri=address, internal=True)
+            claim = nodes.paragraph("", terminal.plain(experiment.claim))
+            claims += nodes.definition_list_item("", nodes.term("", "", link), nodes.definition("", claim))
+        return [first, claims]
+
+
 def setup(app):
+    app.add_directive("experiments", Experiments)
     app.add_directive("command", Command)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,51 +5,74 @@ in a file cannot see.  So each picture is shown twice, drawn for light and for d
 """
 
 import re
-from pathlib import Path, PurePosixPath
-from posixpath import relpath
+from html import escape
+from pathlib import Path
 
+import pictures
 from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+from sdpa._report import drawing, svg
 
 WHERE_DARK = re.compile(r"@media \(prefers-color-scheme: dark\) \{((?:[^{}]|\{[^{}]*\})*)\}")
 SCHEMES = {"light": "", "dark": r"\1"}
+FOLDER = "_images"
 
 
-def setup(app):
-    app.connect("doctree-resolved", both)
-    app.connect("build-finished", write)
-    return {"parallel_read_safe": True, "parallel_write_safe": False}
+class Drawn(SphinxDirective):
+    """Pictures that docs/pictures.py draws, side by side where there is room; what they say of themselves is below."""
+
+    required_arguments = 1
+    optional_arguments = 9
+
+    def run(self):
+        shown = nodes.container(classes=["drawn"])
+        for name in self.arguments:
+            draw = pictures.PICTURES[name]
+            label = " ".join(draw.__doc__.split())
+            with drawing.style():
+                text = svg.picture(draw(), label)
+            figure = nodes.figure("", *in_both(self.env, self.env.docname, name, text, label))
+            figure += nodes.caption(label, label)
+            shown += figure
+        self.env.note_dependency(pictures.__file__)
+        return [shown]
 
 
-def both(app, tree, page):
-    """In place of each picture that knows light and dark: one for each."""
-    if app.builder.format != "html":
-        return
-    pictures = app.env.two_pictures = getattr(app.env, "two_pictures", set())
+def in_both(env, page, name, text, label):
+    """The nodes that show a picture; its text is written when the site is finished."""
+    env.own_pictures = {**getattr(env, "own_pictures", {}), name: text}
+    root = "../" * page.count("/")
+    wide = re.search(r'\bwidth="(\d+)"', text)[1]
+    return [
+        nodes.raw(
+            "",
+            f'<img class="only-{scheme}" src="{root}{FOLDER}/{name}-{scheme}.svg" width="{wide}" alt="{escape(label)}">',
+            format="html",
+        )
+        for scheme in SCHEMES
+    ]
+
+
+def replace(app, tree, page):
+    """In place of each picture file that knows light and dark: one for each."""
     for image in list(tree.findall(nodes.image)):
-        path = image.get("candidates", {}).get("*", image["uri"])
-        if not path.endswith(".svg") or not WHERE_DARK.search((Path(app.srcdir) / path).read_text(encoding="utf-8")):
-            continue
-        pictures.add(path)
-        root = relpath(".", PurePosixPath(page).parent)
-        shown = [nodes.raw("", tag(image, root, path, scheme), format="html") for scheme in SCHEMES]
-        image.replace_self(shown)
-
-
-def tag(image, root, path, scheme):
-    label = nodes.Text(image.get("alt", "")).astext()
-    return f'<img class="only-{scheme}" src="{root}/{address(path, scheme)}" alt="{label}">'
-
-
-def address(path, scheme):
-    return f"_images/{PurePosixPath(path).stem}-{scheme}.svg"
+        file = Path(app.srcdir, image.get("candidates", {}).get("*", image["uri"]))
+        text = file.read_text(encoding="utf-8") if file.suffix == ".svg" else ""
+        if WHERE_DARK.search(text):
+            image.replace_self(in_both(app.env, page, file.stem, text, image.get("alt", "")))
 
 
 def write(app, error):
-    if error:
-        return
-    for path in getattr(app.env, "two_pictures", ()):
-        drawn = (Path(app.srcdir) / path).read_text(encoding="utf-8")
+    for name, text in ({} if error else getattr(app.env, "own_pictures", {})).items():
         for scheme, rules in SCHEMES.items():
-            file = Path(app.outdir, address(path, scheme))
+            file = Path(app.outdir, FOLDER, f"{name}-{scheme}.svg")
             file.parent.mkdir(exist_ok=True)
-            file.write_text(WHERE_DARK.sub(rules, drawn), encoding="utf-8")
+            file.write_text(WHERE_DARK.sub(rules, text), encoding="utf-8")
+
+
+def setup(app):
+    app.add_directive("drawn", Drawn)
+    app.connect("doctree-resolved", replace)
+    app.connect("build-finished", write)
+    return {"parallel_read_safe": False, "parallel_write_safe": False}

@@ -1,9 +1,10 @@
-"""Whole models from the folders that Hugging Face writes, on the kernels of this library.
+"""Whole models from the folders that Hugging Face writes, on the kernels of this library::
 
     encoders : bert, roberta, xlm-roberta, distilbert
     decoders : llama, mistral, qwen2, qwen3, gpt2
 
-`load` reads config.json and maps *.safetensors into memory.  Text needs the package tokenizers; token ids do not.
+`load` reads config.json and maps the weights, `*.safetensors`, into memory.  Text needs the package tokenizers; token
+ids do not.
 Begin with _families.py for what differs between models, and with _transformer.py for the layers.
 """
 

@@ -8,13 +8,13 @@ probabilities and results are rounded to the dtype, while exponentials, sums and
 accepted and has no effect here.
 
 Axes: B batch, H query heads, G key/value heads (H a multiple of G), M queries, N keys, D and E the sizes of a
-key and of a value. Query head h attends to key/value head h // (H / G).
+key and of a value. Query head h attends to key/value head h // (H / G)::
 
     query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)
     out   : (B, H, M, E)    lse : (B, H, M)       mask, bias : broadcast to (B, H, M, N)
 
 Arrays of three axes have no B, arrays of two axes have neither B nor H. There may be more leading axes than B. They
-broadcast, and the result has as many axes as the largest of the three arrays.
+broadcast, and the result has as many axes as the largest of the three arrays.  In detail::
 
     scores   scale * (query . key), then softcap * tanh(. / softcap), then + bias - slope * |position - j|
     visible  key j to query i, if mask, bias, causal, window and kv_lengths all let it

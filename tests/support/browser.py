@@ -80,27 +80,37 @@ window.onload = () => {
 """
 
 
+KINDS = [(PHONE, "light"), (PHONE, "dark"), (DESK, "light"), (DESK, "dark")]
+
+
 def look(page, folder):
     """What the browser says of the page by (width, colour scheme).  The page is shown in frames, as a window cannot be
     as narrow as a phone; it takes the colour scheme of its frame."""
-    kinds = [(PHONE, "light"), (PHONE, "dark"), (DESK, "light"), (DESK, "dark")]
+    (folder / "frames.html").write_text(in_frames(f'srcdoc="{escape(page)}"', MEASURE), "utf-8")
+    return dict(zip(KINDS, said((folder / "frames.html").as_uri(), folder)))
+
+
+def in_frames(source, script):
+    """A page that shows another one in each width and scheme, and runs the script."""
     frames = "".join(
-        f'<iframe style="border: 0; width: {width}px; height: 900px; color-scheme: {scheme}" srcdoc="{escape(page)}">'
-        f"</iframe>"
-        for width, scheme in kinds
+        f'<iframe style="border: 0; width: {width}px; height: 900px; color-scheme: {scheme}" {source}></iframe>'
+        for width, scheme in KINDS
     )
-    (folder / "frames.html").write_text(f"<!DOCTYPE html><meta charset=utf-8>{MEASURE}<body>{frames}</body>", "utf-8")
-    options = [
+    return f"<!DOCTYPE html><meta charset=utf-8>{script}<body>{frames}</body>"
+
+
+def said(address, folder, *options):
+    """What the scripts of a page leave in its body, as JSON, in a browser that reaches no other machine."""
+    options += (
         "--headless=new",
         "--no-sandbox",
         "--disable-gpu",
         "--hide-scrollbars",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
         f"--user-data-dir={folder / 'profile'}",
-    ]
-    run = subprocess.run(
-        [CHROMIUM, *options, "--window-size=1400,1000", "--dump-dom", (folder / "frames.html").as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        "--window-size=1400,1000",
+    )
+    run = subprocess.run([CHROMIUM, *options, "--dump-dom", address], capture_output=True, text=True, timeout=120)
     found = re.search(r"<body><pre>(.*)</pre></body>", run.stdout, re.DOTALL)
     assert found, run.stderr[-2000:]
-    return dict(zip(kinds, json.loads(unescape(found[1]))))
+    return json.loads(unescape(found[1]))
