@@ -13,7 +13,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m sdpa", description=sdpa.__doc__)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, run, text in (
-        ("info", info, "what was built, and what of it this machine uses"),
+        ("info", info, "what was built, and which kernel this machine uses"),
         ("demo", demo.demo, "a few calls against plain NumPy: the same numbers, and how much faster (a few seconds)"),
     ):
         commands.add_parser(name, help=text, description=text).set_defaults(run=lambda _, run=run: run())

@@ -23,14 +23,14 @@ def attention_backward(
     grad_out: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, out: ArrayLike, lse: ArrayLike, *,
     grad_lse: ArrayLike | None = None, **options: Unpack[InputOptions],
 ) -> Gradients:  # fmt: skip
-    """Gradients of `attention`: given dL/d`out` of a number L, such as a loss, dL/d`query` and so on for each input.
+    """Gradients of `attention`: given dL/d`out` for a number L, such as a loss, return dL/d`query` and so on.
 
     Parameters
     ----------
     grad_out
         The gradient of L with respect to `out`, with the shape of `out` and the dtype of query.
     query, key, value
-        As they were given to `attention`, and so the options.
+        The arrays that `attention` was given.  The options must be the same, too.
     out, lse
         What `attention` returned for these arguments with return_lse=True.  If query has a half type, give `attention`
         an `out` of float32: the gradients of query and key are differences, in which the rounding of a narrow `out` may
@@ -42,9 +42,9 @@ def attention_backward(
     Returns
     -------
     Gradients(query, key, value, bias, sinks), a named tuple
-        Each is the gradient of L with respect to that input, with its shape and dtype; sums are float32 at least.  The
-        gradients of bias and sinks are None if the call had none.  The gradient of integer sinks is float64.  There are
-        no gradients with respect to scale, softcap and alibi_slopes.
+        Each is the gradient of L with respect to that input, and has the input's shape and dtype.  Sums are float32 at
+        least.  The gradients of bias and sinks are None if the call had none.  The gradient of integer sinks is
+        float64.  There are no gradients with respect to scale, softcap and alibi_slopes.
 
     Notes
     -----
@@ -92,7 +92,7 @@ def attention_varlen_backward(
     grad_out, query, key, value, out, lse, grad_lse
         As for `attention_backward`.
     cu_seqlens_q, cu_seqlens_k
-        As they were given to `attention_varlen`, and so the options.
+        The same as in the call of `attention_varlen`, and so are the options.
     {options}
 
     Examples

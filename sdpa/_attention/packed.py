@@ -21,7 +21,7 @@ def attention_varlen(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, *, cu_seqlens_q: ArrayLike,
     cu_seqlens_k: ArrayLike | None = None, **options: Unpack[AttentionOptions],
 ) -> Any:  # fmt: skip
-    """`attention` for S sequences of different lengths, whose rows are packed.  Each attends to its own keys.
+    """`attention` for S sequences of different lengths, whose rows are packed.  Each sequence attends to its own keys.
 
     The axes are::
 
@@ -37,7 +37,8 @@ def attention_varlen(
     cu_seqlens_q : (S + 1), int
         Where the queries of the sequences begin and end: from 0, never falling, to T.
     cu_seqlens_k : (S + 1), int
-        The same for the keys, to U.  Default: cu_seqlens_q, so that each query has its key, as in prefill.
+        Where their keys begin and end: from 0, never falling, to U.  Default: cu_seqlens_q, so that each query has its
+        key, as in prefill.
     {options}
 
     Notes

@@ -43,8 +43,8 @@ class KVCache:
     value_dim
         E.  Default: D.
     dtype : float16, bfloat16 (of ml_dtypes), float32, float64, or int8
-        Keys and values are rounded to this dtype.  Queries must not have a narrower one, except that over int8 they may
-        have any dtype.
+        Keys and values are rounded to this dtype.  Queries must not have a narrower dtype, but over int8 they may have
+        any.
     capacity
         The most tokens; appending more is an error.  Default: no limit.
     window
@@ -301,8 +301,8 @@ class KVCache:
 
         Notes
         -----
-        A file that is not as `save` writes it is a ValueError that names the file and the reason.  Loading takes no
-        more memory than the files have.
+        A file that `save` could not have written raises a ValueError, which names the file and the reason.  Loading
+        takes no more memory than the files have.
         """
         return load(cls, path, mmap)
 
@@ -334,7 +334,7 @@ class KVCache:
         return array[(None,) * missing]
 
     def _fewer(self, n, lengths, floors):
-        """The lengths and floors that `truncate` leaves of these."""
+        """The lengths and floors that remain of the given ones after `truncate`."""
         numbers = whole_numbers("n", n, (self.batch,))
         if (numbers < 0).any() or (numbers > lengths).any():
             raise ValueError(f"n is {_said(n)}: it must be from 0 to the length, {_said(lengths)}")
@@ -364,7 +364,7 @@ def _said(numbers):
 
 
 def next_position(cache):
-    """Of the next token: an int, or (B) where batches differ."""
+    """The position of the next token: an int, or (B) where batches differ."""
     return cache._store.next_position()
 
 
@@ -391,7 +391,7 @@ def tokens(cache, name, begin, end):
 
 
 def select(cache, batches):
-    """A new cache that has these of the batches, in this order, some of them maybe several times."""
+    """A new cache of the given batches, in their order.  A batch may be given several times."""
     twin = type(cache).__new__(type(cache))
     twin._store = cache._store.select(batches)
     return twin

@@ -16,15 +16,17 @@ def add_to(commands):
     parser = commands.add_parser("distributed", help=TEXT, description=TEXT)
     parser.add_argument("--length", type=int, default=4096, help="positions of the whole sequence (default: 4096)")
     parser.add_argument("--heads", type=int, default=8, help="heads of the queries (default: 8)")
-    parser.add_argument("--kv-heads", type=int, help="heads of keys and values (default: as many)")
+    parser.add_argument("--kv-heads", type=int, help="heads of keys and values (default: as many as --heads)")
     parser.add_argument("--head-dim", type=int, default=64, help="size of a head (default: 64)")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "float16", "bfloat16"])
     parser.add_argument("--layout", default="zigzag", choices=["contiguous", "zigzag"])
     parser.add_argument("--split", default="sequence", choices=["sequence", "heads"])
-    parser.add_argument("--full", action="store_true", help="all queries see all keys, instead of those before them")
-    parser.add_argument("--window", type=int, help="how far back a query sees")
     parser.add_argument(
-        "--threads", type=int, help="of each rank (default: the CPUs, shared by the ranks that use them)"
+        "--full", action="store_true", help="all queries see all keys, instead of the keys up to their position"
+    )
+    parser.add_argument("--window", type=int, help="how many positions back a query sees")
+    parser.add_argument(
+        "--threads", type=int, help="threads of each rank (default: the CPUs, shared by the ranks that use them)"
     )
     parser.add_argument("--repeat", type=int, default=5, help="timed calls, of which the best counts (default: 5)")
     parser.set_defaults(run=run)

@@ -7,9 +7,9 @@ import sys
 
 import numpy as np
 
-TEXT = "vectors of texts, from a model in a folder, or how similar the texts are"
+TEXT = "vectors of texts by a model in a folder, or how similar the texts are"
 EXAMPLES = """examples:
-  python -m sdpa embed all-MiniLM-L6-v2 "a cat on a mat" "a kitten on a rug"     how similar each is to each other
+  python -m sdpa embed all-MiniLM-L6-v2 "a cat on a mat" "a kitten on a rug"     how similar each text is to each other
   python -m sdpa embed all-MiniLM-L6-v2 --npy vectors.npy < lines.txt            a text on each line
   python -m sdpa embed all-MiniLM-L6-v2 --json - "a cat on a mat"                to the terminal, or to a program
   python -m sdpa embed bert-base-uncased --ids "101 4937 102"                    without the package tokenizers"""
@@ -21,10 +21,12 @@ def add_to(commands):
         "embed", help=TEXT, description=TEXT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "folder", metavar="FOLDER", help="with config.json and *.safetensors, as Hugging Face writes it"
+        "folder", metavar="FOLDER", help="a folder with config.json and *.safetensors, as Hugging Face writes it"
     )
-    parser.add_argument("texts", metavar="TEXT", nargs="*", help="default: the lines of the standard input")
-    parser.add_argument("--ids", action="store_true", help="a TEXT is token ids, with spaces between them")
+    parser.add_argument(
+        "texts", metavar="TEXT", nargs="*", help="texts to embed; default: the lines of the standard input"
+    )
+    parser.add_argument("--ids", action="store_true", help="each TEXT is a list of token ids, separated by spaces")
     into = parser.add_mutually_exclusive_group()
     into.add_argument("--npy", metavar="FILE", help="write the vectors, one in a row, to this file; -: standard output")
     into.add_argument("--json", metavar="FILE", help="write an array of texts and vectors; -: standard output")
@@ -34,8 +36,10 @@ def add_to(commands):
 
 def add_options(parser):
     """The options of all commands with a model."""
-    parser.add_argument("--dtype", help="float16, bfloat16, float32 or float64; default: that of the weights")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: the CPUs this process may use")
+    parser.add_argument("--dtype", help="float16, bfloat16, float32 or float64; default: the dtype of the weights")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="the most threads; default: the CPUs this process may use"
+    )
 
 
 def load(arguments, parser, kind):

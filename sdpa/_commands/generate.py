@@ -9,7 +9,7 @@ import traceback
 from .._runtime import threads
 from .embed import add_options, ids_of, load
 
-TEXT = "text that follows a prompt, from a model in a folder, and how many tokens a second"
+TEXT = "text that follows a prompt, by a model in a folder, and how many tokens a second"
 EXAMPLES = """examples:
   python -m sdpa generate SmolLM2-135M "Once upon a time"                         the likeliest text
   python -m sdpa generate SmolLM2-135M "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 1
@@ -24,16 +24,28 @@ def add_to(commands):
         "generate", help=TEXT, description=TEXT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "folder", metavar="FOLDER", help="with config.json and *.safetensors, as Hugging Face writes it"
+        "folder", metavar="FOLDER", help="a folder with config.json and *.safetensors, as Hugging Face writes it"
     )
-    parser.add_argument("prompt", metavar="PROMPT", help="-: the standard input")
-    parser.add_argument("--ids", action="store_true", help="PROMPT is token ids, with spaces between them")
-    parser.add_argument("--tokens", type=int, default=100, metavar="N", help="at most so many; default 100")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="default 0: the likeliest token")
+    parser.add_argument("prompt", metavar="PROMPT", help="the text to continue; -: the standard input")
+    parser.add_argument("--ids", action="store_true", help="PROMPT is a list of token ids, separated by spaces")
+    parser.add_argument("--tokens", type=int, default=100, metavar="N", help="the most tokens to generate; default 100")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="what logits are divided by; default 0: the likeliest token",
+    )
     parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="from as many as have a probability of P together")
-    parser.add_argument("--seed", type=int, metavar="N", help="for the same text again")
-    parser.add_argument("--cache", metavar="DTYPE", help="of keys and values: int8, or as --dtype")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="draw from the likeliest tokens that together have a probability of P"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="seed of the random numbers; the same seed gives the same text"
+    )
+    parser.add_argument(
+        "--cache", metavar="DTYPE", help="dtype of the cache of keys and values: int8, or one that --dtype takes"
+    )
     add_options(parser)
     parser.set_defaults(run=lambda arguments: generate(arguments, parser))
 

@@ -83,7 +83,7 @@ class MultiHeadAttention:
         Norm of the rows of x before all else, by the root of their mean square: True, or a dict with any of weight
         (embed_dim), bias (embed_dim), eps (default 1e-6) and center. center=True makes it LayerNorm.
     post_norm
-        The same of the result (out_dim), after the residual of a call was added.
+        Norm of the rows of the result (out_dim), after the residual of a call was added.
     batch_first
         If False, arrays are (M, B, size) instead of (B, M, size).
     threads
@@ -157,10 +157,12 @@ class MultiHeadAttention:
         self.num_heads = whole_number("num_heads", num_heads)
         self.kv_heads = self.num_heads if kv_heads is None else whole_number("kv_heads", kv_heads)
         if self.num_heads % self.kv_heads:
-            raise ValueError(f"num_heads is {num_heads} and kv_heads {kv_heads}: num_heads must be a multiple of it")
+            raise ValueError(
+                f"num_heads is {num_heads} and kv_heads {kv_heads}: num_heads must be a multiple of kv_heads"
+            )
         if head_dim is None and self.embed_dim % self.num_heads:
             raise ValueError(
-                f"embed_dim is {embed_dim} and num_heads {num_heads}: embed_dim must be a multiple of it, "
+                f"embed_dim is {embed_dim} and num_heads {num_heads}: embed_dim must be a multiple of num_heads, "
                 "or head_dim given"
             )
         self.head_dim = self.embed_dim // self.num_heads if head_dim is None else whole_number("head_dim", head_dim)
@@ -281,11 +283,11 @@ class MultiHeadAttention:
             With a PagedKVCache, the sequence, or the list of sequences, to which the rows of x (T, embed_dim) belong.
             Sequence b has the rows from cu_seqlens[b] to cu_seqlens[b + 1], by default one.
         positions
-            Of the rows of x, for the rotary embedding alone, as for `rotary`: a number, (M) or (B, M).  Default: the
-            positions that masks use.
+            The positions of the rows of x, for the rotary embedding alone, as for `rotary`: a number, (M) or (B, M).
+            Default: the positions that masks use.
         residual
-            As the result, to which it is added before that is rounded.  With pre_norm or post_norm, layer(x,
-            residual=x) is the attention block of a transformer.
+            An array like the result, which is added to the result before that is rounded.  With pre_norm or post_norm,
+            layer(x, residual=x) is the attention block of a transformer.
         return_weights
             Also return the weights (B, H, M, N), H = num_heads.  N includes the tokens of the cache, and the keys of
             bias_k and add_zero_attn come last.  Caches with a window, with int8 or with pages have no weights to
@@ -331,7 +333,7 @@ class MultiHeadAttention:
         return (out, weights) if return_weights else out
 
     def __getstate__(self):
-        """Without weights as kernels read them, which are for one version of the library alone."""
+        """Without the weights as kernels read them: that layout belongs to one version of the library alone."""
         return self.__dict__ | {"_in": {}, "_out": Linear(self.out_proj_weight, self.out_proj_bias)}
 
     def __repr__(self):

@@ -26,8 +26,8 @@ CARRIED = 13 << 19
 class Linear:
     """activation(x W^T + bias) + residual.
 
-    Weights are laid out for the kernel once for each dtype of results, at the first call with such an x; then those
-    that were given are no longer needed, if they have that dtype.  They must not change until then.
+    The first call with an x of some dtype lays the weights out for the kernel in that dtype.  If the given weights have
+    that dtype, they are no longer needed from then on.  Until then they must not change.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Linear:
         self._begin([shaped("weight", weight, MATRIX, "(outs, ins)")], [("bias", bias)], activation, threads)
 
     def _begin(self, weights, biases, activation, threads):
-        """The weights W, or W and its gate; of their biases the names, too."""
+        """`weights` are W, or W and its gate.  `biases` are pairs of a name and an array."""
         self.outs, self.ins = weights[0].shape
         self._weights, self._lossless = weights, None  # None, and Panels, once these hold them without a loss
         self._biases = [vector(name, bias, self.outs) for name, bias in biases]
@@ -74,12 +74,13 @@ class Linear:
         Parameters
         ----------
         x : float16, bfloat16 (of ml_dtypes), float32 or float64, in any layout
-            The result has its dtype; sums are float32 at least, and rounded once, with all that is added to them.
+            The result has the dtype of x.  Sums are float32 at least, and are rounded once, after everything was added
+            to them.
         residual
-            As the result: added to it.
+            An array like the result, which is added to it.
         out
-            The array to fill and return: `residual` itself, or one that overlaps no input.  One of a wider dtype than x
-            takes the sums unrounded.
+            The array to fill and return: `residual` itself, or an array that overlaps no input.  If its dtype is wider
+            than that of x, the sums are not rounded.
         threads
             Default: that of the layer.
         """
@@ -93,13 +94,13 @@ class Linear:
         return self.apply(x, self.threads if threads is None else threads, None, out, residual)
 
     def apply(self, x, threads, dtype=None, out=None, residual=None):
-        """The same of checked arguments.  dtype : of the weights, and of a new result: that of x, or a wider one."""
+        """The call with checked arguments.  dtype : of the weights and of a new result: that of x, or a wider dtype."""
         panels = self._panels(x.dtype if dtype is None else dtype)
         return _core.linear(panels, x, out, residual, self._activation, threads)
 
     @property
     def weight(self) -> NDArray[Any]:
-        """(outs, ins): what was given, or once that is not needed any more, a copy."""
+        """The weights (outs, ins): the given array, or a copy once that array is no longer needed."""
         return self._sources()[0]
 
     @property
@@ -108,7 +109,7 @@ class Linear:
 
     @property
     def nbytes(self) -> int:
-        """Of the weights and biases, in all forms in which they are kept."""
+        """The bytes of the weights and biases, in all forms in which the layer keeps them."""
         kept = [*(self._weights or []), *(bias for bias in self._biases if bias is not None), *self._packed.values()]
         return sum(each.nbytes for each in kept)
 
@@ -158,8 +159,8 @@ class GatedLinear(Linear):
 class FeedForward:
     """down(activation(up(x))), or with a gate down(activation(gate(x)) * up(x)), each a projection with a bias.
 
-    The gate and up are one product, and what they give is rounded to the dtype of x.  Blocks of rows are carried
-    through both products while they are in a cache.
+    The gate and up are one product, whose result is rounded to the dtype of x.  Blocks of rows are carried through both
+    products while they are in a cache.
 
     Parameters
     ----------
@@ -194,7 +195,7 @@ class FeedForward:
         self.activation, self.threads = activation, threads
 
     def __call__(self, x: ArrayLike, *, residual: ArrayLike | None = None, threads: int | None = None) -> NDArray[Any]:
-        """x (..., ins) gives (..., outs), of its dtype; `residual`, which has that shape, is added."""
+        """x (..., ins) gives (..., outs) in the dtype of x.  `residual`, an array like the result, is added."""
         x = _core.float_array("x", x, 1)
         shape = (*x.shape[:-1], self.outs)
         more = residual_or_none(residual, shape)
@@ -213,7 +214,7 @@ class FeedForward:
 
     @property
     def nbytes(self) -> int:
-        """Of the weights and biases, in all forms in which they are kept."""
+        """The bytes of the weights and biases, in all forms in which the layer keeps them."""
         return self._up.nbytes + self._down.nbytes
 
     def __repr__(self):

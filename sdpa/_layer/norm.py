@@ -27,10 +27,10 @@ def layer_norm(
     eps
         0 or more.
     residual
-        As x; then the result is (norm, x + residual), and so the next layer has both.
+        An array like x.  With it, the result is the pair (norm, x + residual).
     out
-        The array for the norm: x or residual itself, or one that overlaps no input.  With a residual, also a pair of
-        such: for the norm, and for x + residual.
+        The array for the norm: x or residual itself, or one that overlaps no input.  With a residual, it may be a pair
+        of such arrays: for the norm, and for x + residual.
     threads
         Default: SDPA_NUM_THREADS, else OMP_NUM_THREADS, else the CPUs this process may use.
 

@@ -83,7 +83,7 @@ def rotary(
         if cos is None or sin is None:
             raise ValueError("one of cos and sin is given: it must be both or none")
         if frequencies is not None:
-            raise ValueError("frequencies and the tables cos and sin are given: it must be one of them")
+            raise ValueError("frequencies and the tables cos and sin are given: only one of the two may be")
         interleaved, cos, sin = flag("interleaved", interleaved), _numbers("cos", cos), _numbers("sin", sin)
         tables = _tables(cos, sin, positions, x, dim)
         if out is not None:

@@ -24,7 +24,7 @@ KEPT_BYTES = 1 << 26
 
 
 def room(group, name, size):
-    """So many bytes for the use of that name, of which a call has one at a time."""
+    """An array of so many bytes for the use of that name.  A call has one such use at a time."""
     found = group.rooms.get(name)
     if found is None or found.size < size:
         found = np.empty(size, np.uint8)

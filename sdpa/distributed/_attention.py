@@ -46,12 +46,12 @@ def attention(
         The communicator of mpi4py.  All its ranks call this, with the same options.
     query, key, value : (B, H, rows, D), (B, G, rows, D) and (B, G, rows, E), the rows of this rank
     layout
-        Which positions they have. "contiguous": those that follow the rows of the rank before. "zigzag": the first half
-        stands where `rows` says, and so does the second, so that causal work is the same for all ranks.
+        Which positions the rows have.  "contiguous": those that follow the rows of the rank before. "zigzag": the first
+        half stands where `rows` says, and so does the second, so that causal work is the same for all ranks.
     split
-        "sequence": keys and values travel round the ranks while the block before is computed; where they are few, all
-        ranks get all of them at once. "heads": each rank computes some heads for all rows, of which there must be as
-        many as ranks. `explain` says what either costs.
+        "sequence": keys and values travel round the ranks, while the block before is computed; if keys are few, all
+        ranks get all keys at once.  "heads": each rank computes some heads for all rows; there must be as many heads as
+        ranks, or more.  `explain` says what either costs.
     {options}
 
     Returns
@@ -72,7 +72,7 @@ def attention(
 
 
 def spread(comm, query, key, value, layout, split, options, tally):
-    """`attention`, which counts what it sends."""
+    """`attention`, which also counts the bytes that it sends."""
     group = join(comm)
     if group.size == 1:
         check_layout(layout)
@@ -95,7 +95,7 @@ def check_split(split):
 
 
 def check_result(call, options):
-    """Raises unless `out` can take the result."""
+    """Raise unless `out` can take the result."""
     if options.get("out") is not None:
         inputs = {"query": call.query, "key": call.key, "value": call.value} | call.pairs
         check_out(options["out"], call.out_shape, call.query.dtype, inputs)
@@ -185,8 +185,8 @@ class Sums:
             self.add(*each)
 
     def add(self, i, k, key, value):
-        """Adds what chunk `i` of rows sees of the keys of chunk `k`.  The order of these calls is fixed, and so are the
-        pieces: so are the bits."""
+        """Add what chunk `i` of rows sees of the keys of chunk `k`.  The order of these calls and the pieces are fixed,
+        and therefore so are the bits."""
         call = self.call
         for piece in pieces(call, call.q_chunks[i], k):
             out, lse = call.rows_of(self.out, piece), call.lse_of(self.lse, piece)
@@ -199,12 +199,12 @@ class Sums:
         self.begun.add(i)
 
     def _room_for(self, shape):
-        """For the result of a piece."""
+        """Room for the result of a piece."""
         size = math.prod(shape) * self.call.sums.itemsize
         return room(self.call.group, "part", size).view(self.call.sums).reshape(shape)
 
     def close(self):
-        """Rows that saw nothing get what such rows get, and the result its dtype."""
+        """Finish rows that saw no key, and round the result to its dtype."""
         call = self.call
         for i in set(call.own_rows) - self.begun:
             self.add(i, NO_KEYS, *(call.rows_of(x, NO_KEYS) for x in (call.key, call.value)))

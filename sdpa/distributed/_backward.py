@@ -1,4 +1,4 @@
-"""Gradients of attention over several ranks: those of queries stay where they are, those of keys travel to them."""
+"""Gradients of attention over several ranks: those of queries stay where they are, those of keys travel home."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ def attention_backward(
     comm: Any, grad_out: ArrayLike, query: ArrayLike, key: ArrayLike, value: ArrayLike, out: ArrayLike, lse: ArrayLike,
     *, layout: str = "contiguous", grad_lse: ArrayLike | None = None, **options: Unpack[InputOptions],
 ) -> Gradients:  # fmt: skip
-    """Gradients of `sdpa.distributed.attention`: each rank gets those of its rows.
+    """Gradients of `sdpa.distributed.attention`: each rank gets the gradients of its rows.
 
     Parameters
     ----------
     comm
         The communicator.  All its ranks call this.
     grad_out, query, key, value, out, lse, grad_lse
-        As for `sdpa.attention_backward`, the rows of this rank; out and lse are what `attention` returned on it.
+        As for `sdpa.attention_backward`, the rows of this rank; out and lse are what `attention` returned on this rank.
     layout
-        As it was given to `attention`, and so the options.
+        The same as in the call of `attention`, and so are the options.
     {options}
 
     Returns
     -------
-    Gradients(query, key, value, bias, sinks), with the shapes and dtypes of what this rank gave
-        Sums are float32 at least, and no part is rounded on its way between ranks.  The gradient of a bias is that of
-        the rows of this rank.  The gradient of sinks is the sum over all ranks, and the same on all of them.
+    Gradients(query, key, value, bias, sinks), with the shapes and dtypes of the inputs of this rank
+        Sums are float32 at least, and no part is rounded on its way between ranks.  The gradient of a bias covers the
+        rows of this rank.  The gradient of sinks is the sum over all ranks, and the same on all of them.
     """
     results = {"grad_out": grad_out, "out": out, "lse": lse, "grad_lse": grad_lse}
     return spread(comm, results, query, key, value, layout, options, Tally())
 
 
 def spread(comm, results, query, key, value, layout, options, tally):
-    """`attention_backward`, which counts what it sends."""
+    """`attention_backward`, which also counts the bytes that it sends."""
     group = join(comm)
     if group.size == 1:
         check_layout(layout)
@@ -84,7 +84,7 @@ def as_result(call, name, given):
 
 
 def differentiate(call, results, tally):
-    """The gradients of what this rank gave."""
+    """The gradients of the inputs of this rank."""
     mail = Mail(call.group.comm, tally)
     slopes, returns = ready(call.group, lambda: (Slopes(call, results, mail.progress), Returns(call, mail)))
     for step, held in enumerate(ready(call.group, lambda: Travel(call, mail))):
@@ -98,7 +98,7 @@ def differentiate(call, results, tally):
 
 
 def summed_over_ranks(call, own):
-    """In the order of the ranks, so that the bits are the same on all of them and every time."""
+    """The sum over the ranks in their order, so that the bits are the same on all ranks and every time."""
     all_ranks = np.empty((call.group.size, *own.shape))
     call.group.comm.Allgather(own, all_ranks)
     given = np.asarray(call.sinks)
@@ -115,14 +115,15 @@ class Slopes:
         self.bias = np.zeros(call.pairs["bias"].shape, call.sums) if "bias" in call.pairs else None
 
     def add_block(self, held, into):
-        """Adds what the rows of this rank and the keys of a block have of each other."""
+        """Add the gradients that the rows of this rank and the keys of a block have of each other."""
         for c, (key, value) in held.items():
             for i in self.call.own_rows:
                 if self.call.seen[i, c]:
                     self.add(i, self.call.k_chunks[c], key, value, into[c])
 
     def add(self, i, k, key, value, into):
-        """Adds what chunk `i` of rows and keys `k` have of each other; the part of the keys to `into`."""
+        """Add the gradients that chunk `i` of rows and keys `k` have of each other; the part of the keys goes to
+        `into`."""
         call = self.call
         for piece in pieces(call, call.q_chunks[i], k, LEAST_ROWS_BACKWARD):
             totals = [call.rows_of(self.query, piece), *into.arrays]
@@ -148,7 +149,7 @@ class Slopes:
         return room(self.call.group, f"part {number}", size).view(self.call.sums).reshape(shape)
 
     def gradients(self, of_own_keys):
-        """All of them, in the dtypes of what was given, but for those of sinks."""
+        """All gradients but those of sinks, in the dtypes of the inputs."""
         call = self.call
         grads = [np.empty_like(x, subok=False) for x in (call.query, call.key, call.value)]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -162,7 +163,7 @@ class Slopes:
         return Gradients(*grads, bias, None if call.sinks is None else self._of_sinks())
 
     def _of_sinks(self):
-        """The part of the rows of this rank, float64."""
+        """The gradient of sinks by the rows of this rank, float64."""
         call, results = self.call, self.results
         grad_out, out = (results[name].astype(call.sums, copy=False) for name in ("grad_out", "out"))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -173,7 +174,7 @@ class Slopes:
 
 
 class Totals:
-    """Of the gradients of key and value; before they have begun, the arrays hold anything."""
+    """The sums of the gradients of key and value.  Before the sums have begun, the arrays may hold anything."""
 
     def __init__(self, arrays):
         self.arrays, self.begun = arrays, False
@@ -219,7 +220,7 @@ class Returns:
         return self.held
 
     def end(self):
-        """Adds what has come in, and sends the sums of this step on."""
+        """Add what has come in, and send the sums of this step on."""
         self.mail.wait(self.requests)
         self.mail.wait(self.under_way)
         if self.mail.failure is None:
@@ -245,5 +246,5 @@ class Returns:
         return {c: Totals([next(arrays)[0], next(arrays)[0]]) for c in chunks}
 
     def _tag(self, c, i):
-        """Others than those of the keys, which travel at the same time."""
+        """Tags that differ from those of the keys, which travel at the same time."""
         return 2 * (len(self.shapes) + c) + i

@@ -35,7 +35,7 @@ class KVCache:
         A communicator of mpi4py.  All its ranks make the cache and call its methods, with the same arguments.  A call
         that is wrong or fails on one rank is the same error on all, and leaves the cache as it was.
     batch, kv_heads, head_dim, value_dim, dtype, capacity, window, keep, group
-        Of the whole cache, as for `sdpa.KVCache`.
+        The sizes of the whole cache, as for `sdpa.KVCache`.
 
     Notes
     -----
@@ -87,8 +87,8 @@ class KVCache:
     def append(self, key, value, lengths=None):
         """Add the keys (B, G, M, D) and values (B, G, M, E) of M new tokens, as `sdpa.KVCache.append` does.
 
-        Either all ranks give them, and each keeps its own; or one rank gives them, all others None, and it sends the
-        others theirs.
+        Either all ranks give the arrays, and each rank keeps its own tokens; or one rank gives the arrays and all
+        others give None, and that rank sends each other rank its tokens.
         """
         tokens, before, failure = None, None, None
         gives = key is not None or value is not None or lengths is not None
@@ -167,8 +167,8 @@ class KVCache:
     __copy__, __deepcopy__, __reduce__ = kv.KVCache.__copy__, kv.KVCache.__deepcopy__, kv.KVCache.__reduce__
 
     def save(self, path):
-        """Write the cache to a folder, which may be on a disk that the ranks share, or one of each machine: each rank
-        writes a folder `rank-0-of-2` in there, as `sdpa.KVCache.save` does."""
+        """Write the cache to a folder, which may be on a disk that the ranks share, or on a disk of each machine: each
+        rank writes a folder `rank-0-of-2` in there, as `sdpa.KVCache.save` does."""
         number = self._group.comm.bcast(os.urandom(8).hex())
         part = dict(
             rank=self._blocks.rank, size=self._blocks.size, block=BLOCK, save=number, lengths=self._lengths.tolist(),
@@ -185,7 +185,7 @@ class KVCache:
 
     @classmethod
     def load(cls, comm, path, mmap=False):
-        """The cache that as many ranks saved to the folder `path`; each of them reads what it wrote.
+        """The cache that equally many ranks saved to the folder `path`.  Each rank reads what it wrote.
 
         Parameters
         ----------
@@ -194,7 +194,8 @@ class KVCache:
 
         Notes
         -----
-        If ranks find files of different saves, because one was ended on its way, that is a ValueError on all of them.
+        If the ranks find files of different saves, because a save did not come to its end, all ranks raise a
+        ValueError.
         """
         cache, group = cls.__new__(cls), join(comm)
         cache._group, cache._blocks = group, Blocks(group.rank, group.size)

@@ -51,7 +51,8 @@ def explain(
     comm: Any, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, layout: str = "contiguous",
     split: str = "sequence", **options: Unpack[AttentionOptions],
 ) -> Explanation:  # fmt: skip
-    """How a call of `sdpa.distributed.attention` with these arguments is spread: the way, its work and what travels.
+    """How a call of `sdpa.distributed.attention` with these arguments is spread: in which way, with how much work, and
+    what travels.
 
     All ranks call this, and each is told its own part.  No key travels.
 
@@ -99,7 +100,7 @@ def _way(call, split):
 
 
 def _flops(call):
-    """Of the rows of this rank: a multiplication and an addition per feature of each visible pair."""
+    """The operations for the rows of this rank: a multiplication and an addition per feature of each visible pair."""
     every = Chunk(0, 0, call.keys, 0)
     arrays = call.of_all(call.key, call.keys), call.of_all(call.value, call.keys)
     pairs = 0

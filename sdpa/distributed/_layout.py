@@ -64,7 +64,7 @@ def rows(length, rank, size, layout="contiguous"):
     length
         Rows of the whole sequence.
     rank, size
-        Of the communicator.
+        The rank, and the number of ranks of the communicator.
     layout
         "contiguous": one range for each rank. "zigzag": of 2 P chunks, rank r holds chunks r and 2 P - 1 - r, so that
         all ranks have the same work where a row sees only those before it.

@@ -35,7 +35,7 @@ def attention_varlen(
     """`sdpa.attention_varlen` of sequences whose packed rows are spread over the ranks of a communicator.
 
     Each rank has a part of the T rows of query and of the U rows of key and value, which may begin and end within
-    sequences, as `rows` says for T and U; it gets its rows of the result.
+    sequences, as `rows` says for T and U.  Each rank gets its rows of the result.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def attention_varlen(
     query, key, value
         The rows of this rank.
     cu_seqlens_q, cu_seqlens_k
-        Of all rows of all ranks, the same on all of them.
+        Where sequences begin and end among the rows of all ranks; the same on all ranks.
     layout
         As for `attention`.
     {options}
@@ -72,7 +72,7 @@ def attention_varlen_backward(
     *, cu_seqlens_q: ArrayLike, cu_seqlens_k: ArrayLike | None = None, layout: str = "contiguous",
     grad_lse: ArrayLike | None = None, **options: Unpack[InputOptions],
 ) -> Gradients:  # fmt: skip
-    """Gradients of `sdpa.distributed.attention_varlen`: each rank gets those of its rows.
+    """Gradients of `sdpa.distributed.attention_varlen`: each rank gets the gradients of its rows.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def attention_varlen_backward(
     grad_out, query, key, value, out, lse, grad_lse
         The rows of this rank, as for `attention_backward`.
     cu_seqlens_q, cu_seqlens_k, layout
-        As they were given to `attention_varlen`, and so the options.
+        The same as in the call of `attention_varlen`, and so are the options.
     {options}
     """
     group = join(comm)

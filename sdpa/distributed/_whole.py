@@ -26,9 +26,9 @@ def scatter(
     comm
         The communicator of mpi4py.  All its ranks call this.
     array
-        The whole array on rank `root`; it does not count on the other ranks, where it may be None.
+        The whole array on rank `root`.  On the other ranks it has no meaning, and may be None.
     axis
-        Of the rows: -2 of (B, H, M, D), 0 of packed sequences.
+        The axis of the rows: -2 of (B, H, M, D), 0 of packed sequences.
     layout
         As for `rows`.
     root
@@ -63,7 +63,7 @@ def gather(
 ) -> NDArray[Any] | None:
     """The whole array whose rows the ranks have, on rank `root`; None on the others.  root=None: on all ranks.
 
-    Parameters are those of `scatter`, which this undoes; the ranks may have any numbers of rows.
+    The parameters are those of `scatter`, which `gather` undoes.  The ranks may have any numbers of rows.
     """
     group = join(comm)
     counts = gather_counts(group, array, axis=axis)[0]
@@ -96,7 +96,7 @@ def gather(
 
 
 def _check(group, array, axis, layout, root):
-    """Raises where the call is wrong; {name: value} of what must be the same on all ranks."""
+    """Raise if the call is wrong, else return {name: value} of what must be the same on all ranks."""
     check_layout(layout)
     axis = whole_number("axis", axis, -MOST_AXES)
     if root is not None and whole_number("root", root, 0) >= group.size:

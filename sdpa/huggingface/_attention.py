@@ -67,7 +67,7 @@ def attend_tensors(
 
 
 def scale_of(module: Any, query: Tensor) -> float | None:
-    """The scale where a module hands on none.  GPT-2 leaves its own to its eager attention, until transformers 5."""
+    """The scale if a module passes none.  GPT-2 leaves its own to its eager attention, until transformers 5."""
     if not hasattr(module, "scale_attn_by_inverse_layer_idx"):
         return None
     scale = query.shape[-1] ** -0.5 if module.scale_attn_weights else 1.0

@@ -25,21 +25,22 @@ class Cache(DynamicCache):
     Parameters
     ----------
     config
-        Of the model.  It says which layers have a sliding window, of which only the window is kept.
+        The config of the model.  It says which layers have a sliding window; of those only the window is kept.
     dtype
-        What keys and values are rounded to: "float32", "bfloat16", "float16" or "int8", as a string or a dtype of NumPy
-        or torch.  Default: that of the model.
+        The dtype to which keys and values are rounded: "float32", "bfloat16", "float16" or "int8", as a string or a
+        dtype of NumPy or torch.  Default: that of the model.
     capacity
         The most tokens; appending more is an error.  Default: no limit.
     window, keep, group
-        As in `sdpa.KVCache`.  A window holds for all layers that have none or a larger one.
+        As in `sdpa.KVCache`.  The window holds for all layers that have no window or a larger one.
 
     Notes
     -----
-    A new token is written behind those that there are, where other caches copy all of them.  With the attention that
-    `register` registers, keys and values are read where they lie.  Other implementations get tensors: views, or copies
+    A new token is written behind the tokens of the cache, where other caches copy all tokens.  The attention that
+    `register` registers reads keys and values where they lie.  Other implementations get tensors: views, or copies
     where int8 or a window asks for them.  Beam search, assisted generation, `crop` and copies (`copy.deepcopy`, in
-    which memory is shared until one of the two changes) work as with DynamicCache.  There are no gradients through it.
+    which memory is shared until one of the two changes) work as with DynamicCache.  There are no gradients through the
+    cache.
 
     Examples
     --------
@@ -121,7 +122,7 @@ class Layer(CacheLayerMixin):
 
     @torch.compiler.disable
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append, and return the tokens that the new ones may see, as lazy tensors."""
+        """Append, and return the tokens that the new tokens may see, as lazy tensors."""
         if self.kv is None:
             self.lazy_initialization(key_states, value_states)
         count = key_states.shape[-2]
@@ -164,7 +165,8 @@ class Layer(CacheLayerMixin):
         self.kv = self.learned = None
 
     def crop(self, tokens: int) -> None:
-        """Forget the last tokens, so many as the negative number says; or all but the first, if it is positive."""
+        """Forget as many of the last tokens as a negative number says, or all but as many of the first as a positive
+        number says."""
         if self.kv is not None and tokens:
             length = len(self.kv)
             self.kv.truncate(max(0, length + tokens) if tokens < 0 else min(length, tokens))

@@ -21,8 +21,8 @@ class Lazy(Tensor):
     """A tensor that only has shape, dtype and device until a function of torch takes it: then it is `make()`.
 
     Models hand masks, and the keys and values of a cache, from where they are made to where attention is computed.
-    This library's attention reads what the tensor is `about` and needs no more.  Whatever else meets one on its way, an
-    index or another implementation of attention, finds a tensor as any other.
+    This library's attention reads what the tensor is `about`, and needs no numbers.  Anything else that takes the
+    tensor on its way, such as an index or another implementation of attention, finds a tensor like any other.
     """
 
     about: Any

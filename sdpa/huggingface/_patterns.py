@@ -29,7 +29,7 @@ def least(one: int | None, other: int | None) -> int | None:
 
 
 def both(one: Pattern | None, other: Pattern | None) -> Pattern | None:
-    """What both let a query see, if that is a pattern."""
+    """The pattern of what both patterns let a query see, or None."""
     if one is None or other is None or (one.chunk and other.chunk):
         return None
     if one.packed is not None and other.packed is not None:

@@ -13,16 +13,16 @@ RESERVED = ("sdpa", "flash", "flex_attention", "eager", "paged", "|", "/")
 def register(name: str = "cpu_attention") -> None:
     """Make `attn_implementation=name` known to transformers: attention on the CPU by this library.
 
-    Models are then loaded with it, or change to it::
+    Models are then loaded with this attention, or change to it::
 
         sdpa.huggingface.register()
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="cpu_attention")
         model.set_attn_implementation("cpu_attention")
 
-    What the models of transformers ask for follows from lengths, windows and offsets, without a mask: padding on the
-    right, causal and bidirectional attention, sliding windows, chunks, packed sequences, static caches.  Padding on the
-    left is a mask of the keys of each batch.  Other masks, such as prefixes, are those of transformers.  Soft caps,
-    sinks, biases by position, grouped heads and cross-attention go to the kernels as they are.
+    Most of what the models of transformers ask for follows from lengths, windows and offsets, without a mask: padding
+    on the right, causal and bidirectional attention, sliding windows, chunks, packed sequences, static caches.  Padding
+    on the left is a mask of the keys of each batch.  Other masks, such as prefixes, are those of transformers.  Soft
+    caps, sinks, biases by position, grouped heads and cross-attention go to the kernels as they are.
 
     Gradients are those of `sdpa.torch.attention`.  With dropout, or if the weights are asked for
     (output_attentions=True), attention is computed by torch, in memory for all scores.

@@ -17,7 +17,7 @@ from ._experiment import carry_out
 from ._machine import machine
 
 PAGE = "sdpa-lab.html"
-TEXT = "experiments on attention: what holds of what is said about 1/√d_k"
+TEXT = "experiments on attention: which claims about 1/√d_k hold"
 
 
 def add_to(commands):
@@ -142,7 +142,7 @@ def _write(runs, page, numbers):
         page.write_text(_page.page(runs, figures=figures, date=time.strftime("%Y-%m-%d %H:%M")), encoding="utf-8")
         print(f"\nThe page{'' if figures else ', without figures'}: {page.resolve()}")
         if not figures:
-            print(f"It has figures where matplotlib is there: pip install '{drawing.EXTRA}'")
+            print(f"For figures install matplotlib: pip install '{drawing.EXTRA}'")
     if numbers is not None:
         record = {"machine": machine(), "experiments": {run.experiment.name: _record(run) for run in runs}}
         text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False)

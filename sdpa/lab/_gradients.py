@@ -230,11 +230,11 @@ def drawing(field, ylabel):
 REASON = """
 <p>The softmax <var>p</var> of scores <var>s</var> changes by <code>∂p<sub>i</sub>/∂s<sub>j</sub> =
 p<sub>i</sub>(δ<sub>ij</sub> &minus; p<sub>j</sub>)</code>: its Jacobian is <code>J = diag(p) &minus; p pᵀ</code>, with
-p(1 &minus; p) on the diagonal. It is 0 where one weight is 1. The gradient of a query is
+p(1 &minus; p) on the diagonal. The Jacobian is 0 where one weight is 1. The gradient with respect to a query is
 <code>scale · Kᵀ J g</code>, where <var>g</var> is the gradient with respect to the weights.</p>
 <p><b>With 1/√<var>d<sub>k</sub></var></b> the scores have standard deviation 1, and ‖J‖² is about Σ<var>p</var>² =
-e/<var>N</var> at every <var>d<sub>k</sub></var>. <var>K</var> makes it √<var>d<sub>k</sub></var> times as long, and the
-scale takes that back.</p>
+e/<var>N</var> at every <var>d<sub>k</sub></var>. The product with <var>K</var> makes the gradient
+√<var>d<sub>k</sub></var> times as long, and the scale takes that back.</p>
 <p><b>With scale 1</b> the scores have standard deviation √<var>d<sub>k</sub></var>, and the gap between the two best is
 about exponential with mean √<var>d<sub>k</sub></var>/<var>r</var> (<var>r</var> = 2.8 for 256 keys). Its median,
 0.69 · √<var>d<sub>k</sub></var>/<var>r</var>, leaves the second key e<sup>&minus;gap</sup>, so half of the Jacobians
@@ -248,8 +248,8 @@ scaling while <var>r</var>/√<var>d<sub>k</sub></var> is above √(e/<var>N</va
 p(1 &minus; p) is <var>r</var>/(2√<var>d<sub>k</sub></var>), those of the differences are 2/√π and
 √(2<var>d<sub>k</sub></var>): the mean length is <code>r · √(2/π)</code>, the same for every large
 <var>d<sub>k</sub></var>. On average nothing vanishes (the scale alone is √<var>d<sub>k</sub></var> times that of the
-other side); but most queries learn nothing, and a few are thrown far. The gradient of a key is a sum over all queries,
-so that ties reach more keys than queries, and its median falls later.</p>
+other side); but most queries learn nothing, and a few are thrown far. The gradient with respect to a key is a sum
+over all queries, so that ties reach more keys than queries, and the median of its length falls later.</p>
 <p>Below, mean or median count as vanished where they are less than a tenth of those with 1/√<var>d<sub>k</sub></var>,
 at the largest <var>d<sub>k</sub></var>.</p>
 """

@@ -202,15 +202,15 @@ def draw_largest(numbers):
 REASON = """
 <p>A score is a dot product within one head: a sum of <var>d<sub>k</sub></var> products, not of <var>d</var>. With
 <var>x</var> of variance 1, as a normalisation leaves it, and weights of variance 1/<var>d</var>, an element of
-<code>q = x W</code> is a sum of <var>d</var> terms of variance 1/<var>d</var>: its variance is 1, whatever
+<code>q = x W</code> is a sum of <var>d</var> terms of variance 1/<var>d</var>: the element has variance 1, whatever
 <var>d</var> is. The width of the model is used up there. What is left is <code>Var(q·k) = d<sub>k</sub> =
 d / heads</code>.</p>
-<p>Divided by √<var>d<sub>k</sub></var> it is 1. Divided by √<var>d</var> it is
+<p>With scores divided by √<var>d<sub>k</sub></var> the variance is 1. With scores divided by √<var>d</var> it is
 <code>d<sub>k</sub> / d = 1 / heads</code>: with 96 heads the scores have a standard deviation of 0.1, the entropy
 ln <var>N</var> loses 1/(2 · 96), and attention is nearly the plain mean of all values. The two agree for one head
 only.</p>
-<p>The wrong factor is a constant, so training can take it back by weights that are heads<sup>1/4</sup> times as large
-in each of <var>W<sub>Q</sub></var> and <var>W<sub>K</sub></var>; what it costs is the start.</p>
+<p>The wrong factor is a constant, so training can make up for it by weights that are heads<sup>1/4</sup> times as large
+in each of <var>W<sub>Q</sub></var> and <var>W<sub>K</sub></var>; what the wrong factor costs is the start.</p>
 """
 
 EXPERIMENT = Experiment(

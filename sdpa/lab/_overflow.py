@@ -261,7 +261,7 @@ def worst_error(numbers):
 def find_error(numbers):
     worst = worst_error(numbers)
     return Finding(
-        "Log-sum-exp is right to a few roundings, however large scores are",
+        "Log-sum-exp is right to a few roundings, however large the scores are",
         f"largest error of a weight in units of eps: kernels {listed(worst[KERNELS])}; in NumPy "
         f"{listed(worst[SHIFTED])}; by the formula, where it works, {listed(worst[FORMULA])}",
         judged(*(worst[KERNELS] < ROUNDINGS), *(worst[SHIFTED] < ROUNDINGS)),
@@ -315,7 +315,7 @@ REASON = """
 does. The largest number is 65504 in float16, 3.4 · 10<sup>38</sup> in float32, 1.8 · 10<sup>308</sup> in float64;
 <code>exp(x)</code> passes it at its logarithm. Then one weight is <code>&infin;/&infin;</code>, NaN. A sum of
 <var>N</var> equal terms passes it earlier, at <code>ln(max) &minus; ln N</code>, and then all weights are
-<code>exp(x)/&infin; = 0</code>: a wrong result that nothing marks. In float16 that happens to 65536 keys whose scores
+<code>exp(x)/&infin; = 0</code>: a wrong result that nothing marks. In float16 this happens with 65536 keys whose scores
 are all 0. Far below 0 every <code>exp</code> rounds to 0, and 0/0 is NaN.</p>
 <p><b>Random scores</b> with scale 1 have the standard deviation √<var>d<sub>k</sub></var>, and the largest of
 <var>N</var> is about √(2 <var>d<sub>k</sub></var> ln <var>N</var>): with 512 keys it passes 11.09 at

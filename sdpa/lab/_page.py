@@ -11,8 +11,8 @@ TITLE = "Why attention divides by √d"
 INTRODUCTION = """
 <p>Attention compares a query with keys: the score of a pair is their scalar product, the softmax turns the scores of a
 query into weights, and the result is the mean of the values under these weights. The scores are divided by
-√<var>d<sub>k</sub></var>, the root of the size of a key. Much is said about why. Here each claim is an experiment: what
-is claimed, the reason, what was measured, and whether it held.</p>
+√<var>d<sub>k</sub></var>, the root of the size of a key. Much is said about the reasons. Here each claim is an
+experiment: the claim, the reason, the measurements, and whether the claim held.</p>
 <p>The numbers come from the kernels of <code>sdpa</code> on one machine, at the sizes given, from fixed seeds. A shaded
 band, or ±, holds the true mean with 95 % confidence.</p>
 """

@@ -134,7 +134,7 @@ def find_law(numbers):
     return Finding(
         "Scores with standard deviation s take s²/2 from the entropy ln N",
         f"within 10 % up to s = {entropy:.2g}, 1/Σp² = N e^(-s²) up to s = {inverse:.2g}; above √(2 ln N) = "
-        f"{freezing(keys):.2g} it would leave an entropy below 0",
+        f"{freezing(keys):.2g} the law would leave an entropy below 0",
         judged(entropy == spreads.max(), entropy >= 1),
     )
 

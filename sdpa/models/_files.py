@@ -127,7 +127,7 @@ class Safetensors:
             if end > size:
                 raise self.error(name, f"ends at byte {end} of the data, of which there are {size}: it is truncated")
         if end < size:
-            raise ValueError(f"{self.path} has {size} bytes of data: they must be those of tensors, and {end} are")
+            raise ValueError(f"{self.path} has {size} bytes of data: the tensors must fill all of them, and fill {end}")
 
     def error(self, name, what):
         return ValueError(f"{self.path}: tensor {name!r} {what}")

@@ -48,7 +48,7 @@ def rotary(
     if (cos is None) != (sin is None):
         raise ValueError("one of cos and sin is given: it must be both or none")
     if frequencies is not None and cos is not None:
-        raise ValueError("frequencies and the tables cos and sin are given: it must be one of them")
+        raise ValueError("frequencies and the tables cos and sin are given: only one of the two may be")
     if cos is None and positions is None:
         raise ValueError("positions is None: without the tables cos and sin it must be given")
     precise = np.promote_types(np.float64, x.dtype)  # of angles: float64 at least

@@ -1,7 +1,7 @@
 """The library for torch: functions on tensors on the CPU, with gradients, also for torch.compile and torch.func.
 
-Importing it changes nothing in torch but that the operators `torch.ops.sdpa` are there.  `import sdpa` does not import
-this package.
+Importing this package changes nothing in torch, except that it adds the operators `torch.ops.sdpa`.  `import sdpa` does
+not import this package.
 """
 
 from ._accelerate import accelerate, restore

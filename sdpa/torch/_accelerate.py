@@ -36,15 +36,15 @@ def accelerate(model: nn.Module) -> Report:
     """Let this library compute the projections, feed-forward blocks, norms and attention of a model, in place, for
     inference in float32 and bfloat16.
 
-    nn.Linear takes the activation along that follows it in an nn.Sequential or in a layer of nn.Transformer.  The
-    blocks of transformers are recognised by the names of their parts, and each is compared with what replaces it before
-    it is replaced; their attention becomes that of sdpa.huggingface.  Weights change to the layout of the kernels, and
-    their memory is given up, unless another module has them, too, as embeddings may.  Whatever is not known stays as it
-    is.
+    An nn.Linear also computes the activation that follows it in an nn.Sequential or in a layer of nn.Transformer.  The
+    blocks of transformers are recognised by the names of their parts, and each block is compared with its replacement
+    before it is replaced.  Their attention becomes that of sdpa.huggingface.  Weights change to the layout of the
+    kernels, and the memory of the old layout is given up, unless another module, such as an embedding, has the same
+    weights.  Modules that are not known stay as they are.
 
-    The model must be in eval mode.  Its gradients are refused when they are asked for.  Its state_dict remains the
-    same; to load another one, `restore` it first.  Copies of it are accelerated models of their own, with copy.deepcopy
-    as with pickle and torch.save.
+    The model must be in eval mode.  Asking for its gradients is an error.  Its state_dict remains the same; to load
+    another one, `restore` the model first.  A copy of the model, by copy.deepcopy, pickle or torch.save, is an
+    accelerated model of its own.
 
     >>> import torch, sdpa.torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64)).eval()
@@ -71,7 +71,7 @@ def accelerate(model: nn.Module) -> Report:
 
 @torch.inference_mode(False)
 def restore(model: nn.Module) -> nn.Module:
-    """Put back the modules that `accelerate` replaced, with their weights; returns the model."""
+    """Put back the modules that `accelerate` replaced, with their weights, and return the model."""
     originals: dict[int, nn.Module] = {}
     parent: Any
     for parent in list(model.modules()):
@@ -178,7 +178,7 @@ class _Work:
             self.replaced[f"{path}.{ATTENTION}" if path else ATTENTION] = "attention, by sdpa.huggingface"
 
     def fuse(self, path, parent, children) -> None:
-        """Projections with the activation behind them."""
+        """Let projections compute the activations behind them."""
         for (name, child), (after, following) in itertools.pairwise(children):
             alone = self.places[id(child)] == 1
             activation = None
@@ -203,7 +203,7 @@ class _Work:
 
 
 def hooked(module) -> bool:
-    """Whether a call of it does more than its class says."""
+    """Whether a call of the module does more than its class says."""
     return any(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or "forward" in m.__dict__
         for m in module.modules()
@@ -227,7 +227,7 @@ def _known_before(attributes):
 
 
 def change(module, **attributes) -> None:
-    """Sets them until `restore`."""
+    """Set these attributes until `restore`."""
     before = module.__dict__.setdefault(BEFORE, _Before())
     for name, value in attributes.items():
         before.setdefault(name, module.__dict__[name])

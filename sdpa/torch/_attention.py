@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @ATTENTION.options
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Unpack[AttentionOptions]) -> Any:
-    """`sdpa.attention` of tensors on the CPU, whose memory it reads where it is.
+    """`sdpa.attention` for tensors on the CPU, whose memory is read in place.
 
     The axes are::
 
         query : (B, H, M, D)    key : (B, G, N, D)    value : (B, G, N, E)    out : (B, H, M, E)
 
-    Axes, dtypes, layout of the result and options are those of `sdpa.attention`.  What is an array there is a tensor
-    here.  The result has gradients with respect to query, key, value, bias and sinks, for which the scores are computed
-    again instead of kept; there are no second derivatives.
+    Axes, dtypes, layout of the result and options are those of `sdpa.attention`.  Arrays there are tensors here.  The
+    result has gradients with respect to query, key, value, bias and sinks, for which the scores are computed again
+    instead of kept; there are no second derivatives.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def attention_varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, cu_seqlens_q: Any, cu_seqlens_k: Any = None,
     **options: Unpack[AttentionOptions],
 ) -> Any:  # fmt: skip
-    """`sdpa.attention_varlen` of tensors on the CPU: packed sequences, each of which attends to its own keys.
+    """`sdpa.attention_varlen` for tensors on the CPU: packed sequences, each of which attends to its own keys.
 
     The axes are::
 
@@ -65,7 +65,7 @@ def attention_varlen(
 
     Notes
     -----
-    The result has gradients as that of `attention` has.
+    The result has gradients, as the result of `attention` has.
     """
     return attend(ATTENTION_VARLEN, query, key, value, (cu_seqlens_q, cu_seqlens_k), options)
 

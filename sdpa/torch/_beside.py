@@ -15,7 +15,7 @@ from ._watched import forward_mode, refuse_tangents, watched
 
 
 def merge(outs, lses, *, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`sdpa.merge` of tensors: partial results over disjoint keys, joined into the result over all of them.
+    """`sdpa.merge` for tensors: partial results over disjoint keys, joined into the result over all of them.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def rotary(
     x: Tensor, positions: Any, *, base: float = 10000.0, frequencies: Any = None, interleaved: bool = False,
     dim: int | None = None, cos: Any = None, sin: Any = None, out: Tensor | None = None, threads: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """`sdpa.rotary` of tensors: the arguments mean what they mean there, and what is an array there is a tensor here.
+    """`sdpa.rotary` for tensors: the arguments have the same meaning, and arrays there are tensors here.
 
     The result has a gradient with respect to x.
 
@@ -149,7 +149,7 @@ def _keep(ctx, inputs, output):
 
 
 def _turn_back(ctx, grad):
-    """By the opposite angles."""
+    """Turn by the opposite angles."""
     positions, base, frequencies, interleaved, dim, cos, sin, threads = (
         other if kept is None else kept for other, kept in zip(ctx.others, ctx.saved_tensors)
     )

@@ -73,28 +73,28 @@ SWITCH = Switch()
 
 
 def enable() -> None:
-    """Compute what models call by this library, until `disable`.
+    """Compute the attention that models call by this library, until `disable`.
 
-    These are torch.nn.functional.scaled_dot_product_attention and the operators behind it, also in graphs that
-    torch.compile and torch.export made; with them nn.MultiheadAttention without weights, nn.TransformerEncoderLayer and
+    That is torch.nn.functional.scaled_dot_product_attention and the operators behind it, also in graphs that
+    torch.compile and torch.export made; nn.MultiheadAttention without weights, nn.TransformerEncoderLayer and
     nn.TransformerDecoderLayer, whose fast path is turned off meanwhile; and torch.nn.attention.varlen, which has no
-    kernel for the CPU otherwise.  Gradients are this library's, too.  What it does not take is computed by torch, as
-    before: `explain` tells why.
+    kernel for the CPU otherwise.  Gradients are this library's, too.  Calls that this library does not take are
+    computed by torch, as before: `explain` tells why.
 
-    It holds for the whole process.  Calling it again changes nothing.
+    The change holds for the whole process.  Calling `enable` again changes nothing.
     """
     SWITCH.hold(True)
 
 
 def disable() -> None:
-    """End what `enable` began.  Blocks of `enabled` that have not ended keep it on until they do."""
+    """End what `enable` began.  Blocks of `enabled` that have not ended keep the change until they end."""
     SWITCH.hold(False)
 
 
 @contextmanager
 def enabled() -> Iterator[None]:
-    """`enable` for a block, however it ends.  Blocks may be nested, and may overlap in several threads: the last one
-    that ends restores everything.
+    """`enable` for the length of a `with` block, however the block ends.  Blocks may be nested, and may overlap in
+    several threads: the last one that ends restores everything.
 
     >>> import torch, sdpa.torch
     >>> x = torch.randn(1, 8, 512, 64)
@@ -117,7 +117,7 @@ def register_flash_attention_impl(name: str = "cpu_attention") -> None:
 def attend(
     query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
 ) -> Tensor:  # fmt: skip
-    """What stands in torch.nn.functional meanwhile."""
+    """The function that stands in torch.nn.functional meanwhile."""
     if type(attn_mask) is CausalBias:  # makes a mask of itself for a function that it knows by its place
         known_as = torch.nn.functional.scaled_dot_product_attention
         given = query, key, value, attn_mask, dropout_p, is_causal
@@ -155,8 +155,8 @@ def explain(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Explanation | str:  # fmt: skip
-    """How a call of torch.nn.functional.scaled_dot_product_attention is computed while `enabled`: what `sdpa.explain`
-    says of it, or why torch computes it, in words.
+    """How a call of torch.nn.functional.scaled_dot_product_attention is computed while `enabled`: the answer of
+    `sdpa.explain`, or in words the reason why torch computes the call.
 
     >>> import torch, sdpa.torch
     >>> x = torch.zeros(1, 8, 512, 64)

@@ -29,7 +29,7 @@ def scaled_dot_product_attention(
     Parameters
     ----------
     query, key, value
-        As for `attention`.  Heads must be as many, or one, unless enable_gqa is True.
+        As for `attention`.  They must have equally many heads, or one head, unless enable_gqa is True.
     attn_mask
         Boolean (True: the query may attend to the key) or floating (it is added to the scores, and may have a
         gradient), broadcast to (B, H, M, N).  It must be None if is_causal is True.

@@ -69,13 +69,13 @@ class Accelerated(nn.Module):
         raise NotImplementedError
 
     def give_up(self, *parameters: nn.Parameter) -> None:
-        """Frees their memory."""
+        """Free the memory of the weights that the kernels have."""
         self.given_up = parameters
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)
 
     def read_back(self) -> list[Any]:
-        """What was in the parameters given up, from the layout of the kernels."""
+        """The numbers of the parameters that were given up, read back from the layout of the kernels."""
         return []
 
     def given_back(self) -> dict[nn.Parameter, Tensor]:
@@ -91,7 +91,7 @@ class Accelerated(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Of weights in the layout of the kernels."""
+        """The bytes of the weights in the layout of the kernels."""
         return 0
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):

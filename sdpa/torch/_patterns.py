@@ -1,7 +1,7 @@
 """Which modules of a model are known, and what they become.
 
-A module is recognised by the names of its parts, as families of models share them, and what it becomes is then compared
-with it on random numbers: what gives something else stays as it is, whatever its parts are called.
+A module is recognised by the names of its parts, which families of models share.  Its replacement is then compared with
+it on random numbers: if the results differ, the module stays as it is, whatever its parts are called.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EPSILONS = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps")
 
 
 class Unlike(Exception):
-    """Why a module that looks like one that is known stays as it is."""
+    """The reason why a module that looks like a known one stays as it is."""
 
 
 class Known(NamedTuple):
@@ -81,7 +81,7 @@ def linear_of(module) -> tuple[Any, Any, bool] | None:
 
 
 def known(module: nn.Module) -> Known | None:
-    """What it may become; None if nothing is like it."""
+    """What the module may become; None if no known module is like it."""
     for recognise in (_linear, _norm, _feed_forward, _output, _activated, _multihead):
         found = recognise(module)
         if found is not None:
@@ -207,7 +207,8 @@ def _multihead(module):
 
 
 def agrees(module, made, like, width, inputs, size=1.0) -> bool:
-    """Whether both give the same on random numbers, but for rounding.  Small ones show the eps of norms."""
+    """Whether both modules give the same results on random numbers, but for rounding.  Small numbers show the eps of
+    norms."""
     generator = torch.Generator().manual_seed(0)
     widths = [width] if inputs == 1 else [width, made.dense.out_features]
     given = [(torch.randn(1, 3, width, generator=generator) * size).to(like.dtype) for width in widths]

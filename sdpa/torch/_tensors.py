@@ -20,7 +20,7 @@ except ImportError:
 
 
 def check_plain(**tensors) -> None:
-    """Raises where one is something else, or a subclass, whose memory may mean anything."""
+    """Raise where a tensor is something else, or a subclass, whose memory may mean anything."""
     for name, tensor in tensors.items():
         if type(tensor) is not Tensor and type(tensor) is not Parameter:
             raise TypeError(f"{name} is of type {type(tensor).__name__}: it must be a plain torch.Tensor")
@@ -38,7 +38,7 @@ def array_of(name: str, tensor):
 
 
 def _unusual(name, tensor):
-    """The same of what is not as the kernels take it, which mostly raises."""
+    """The same for a tensor that the kernels cannot take as it is; mostly this raises."""
     check_dense(**{name: tensor})
     if tensor.dtype is torch.bfloat16:
         float_dtype("bfloat16")  # raises: ml_dtypes is missing
@@ -51,7 +51,7 @@ def _unusual(name, tensor):
 
 
 def check_dense(**tensors) -> None:
-    """Raises where one is no dense tensor on the CPU."""
+    """Raise where one of them is no dense tensor on the CPU."""
     check_plain(**tensors)
     for name, tensor in tensors.items():
         why = obstacle(tensor)
@@ -86,7 +86,7 @@ def written(tensor):
 
 
 def as_tensor(given: Any) -> Tensor:
-    """Of whatever stands for an array; a number may be one that is not known while a graph is made."""
+    """The tensor of whatever stands for an array.  A number may be unknown while a graph is made."""
     if isinstance(given, Tensor):
         return given
     if isinstance(given, (int, float, torch.SymInt)):
