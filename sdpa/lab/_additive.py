@@ -322,7 +322,7 @@ initialisation put it. With W of variance 1 projections grow like √<var>d<sub>
 scores stay within the bound.</p>
 <p>The bound itself is no guard: with <var>v</var> of variance 1/<var>A</var> it is √(2<var>A</var>/π), 6.4 for 64
 features, and a gap of 12.8 is one-hot. What keeps the scores small is that their signs are random, and that
-<var>v</var> is; training may change both.</p>
+<var>v</var> is small; training may change both.</p>
 <p><b>Gradients</b> pass tanh by its slope, 1 &minus; tanh². The sum of two projections of variance
 <var>d<sub>k</sub></var> has the density 1/√(4π <var>d<sub>k</sub></var>) at 0, and the integral of the slope is 2: its
 mean is 1/√(π <var>d<sub>k</sub></var>). But as most slopes are 0 and a few near 1, their root mean square only falls
@@ -331,10 +331,10 @@ W<sub>Q</sub> as well, whose columns are √<var>d<sub>k</sub></var> times as lo
 <var>d<sub>k</sub></var><sup>1/4</sup>. The gradients of additive attention are those of the oracle,
 <code>sdpa.reference.additive_attention_backward</code>, as the library has none.</p>
 <p><b>Cost.</b> A product is <var>d<sub>k</sub></var> multiplications and additions for each pair, an additive score
-<var>A</var> times a tanh. Written as a formula for arrays, the sums are an array of M · N · A numbers. The kernels
-of <code>sdpa.additive_attention</code> make a block of scores at a time, as those of <code>sdpa.attention</code> do;
-what they need beyond that are the projections. Memory is what Python's tracemalloc counts, the result included. The
-library goes first and NumPy after it, whose idle BLAS threads would disturb.</p>
+<var>A</var> times a tanh. Written as a formula for arrays, the sums are an array of M · N · A numbers. The kernels of
+<code>sdpa.additive_attention</code> make a block of scores at a time, as those of <code>sdpa.attention</code> do; what
+they need beyond that are the projections. Memory is what Python's tracemalloc counts, the result included. The library
+is measured first and NumPy after it, because the idle BLAS threads of NumPy would disturb the library.</p>
 """
 
 EXPERIMENT = Experiment(

@@ -243,18 +243,18 @@ REASON = f"""
 each name: “plum 7, stone 2, rope 9: stone?” It is one layer: embeddings, projections to queries, keys and values,
 attention by <code>sdpa.attention</code>, and one matrix from all heads to a logit for each of {SYMBOLS} things. The
 gradients are those of <code>sdpa.attention_backward</code> and a few products; the optimiser is Adam. Every batch is
-new: what is learnt is to look up, not the lists. All scales start from the same matrices, of variance
+new, so the model learns to look up, and not the lists. All scales start from the same matrices, of variance
 1/<var>d</var><sub>model</sub>, and see the same batches; the first table says how large heads and lists are.</p>
 <p><b>A scale that is too large.</b> With scale 1 scores start with a standard deviation of √<var>d<sub>k</sub></var>:
 each question looks at one pair, hardly ever the right one, and nearly nothing passes the softmax back to its scores.
-Adam divides gradients by their size, so that small ones alone would do no harm. But where most questions have none, the
-few for which two keys tie decide, and they say little of the others.</p>
+Adam divides gradients by their size, so that small gradients alone would do no harm. But if most questions have no
+gradient, the few questions for which two keys tie decide, and these say little of the others.</p>
 <p><b>A scale that is too small</b> starts with the mean over all pairs. Every pair has a share, so that every question
 has a gradient, and that of the right pair can grow. Scores have to grow by √<var>d<sub>k</sub></var> for
 1/<var>d<sub>k</sub></var>, by √heads for 1/√<var>d</var><sub>model</sub>, and query and key grow both.</p>
 <p><b>The rate.</b> A step of Adam changes each element of a matrix by about the rate, whatever the scale; what that
-changes in a score goes with the scale. A smaller scale is a smaller step, so that a scale may be good or bad for a rate
-only: scales are compared at several.</p>
+changes in a score goes with the scale. A smaller scale is a smaller step, so that a scale may be good or bad for one
+rate only: scales are compared at several rates.</p>
 """
 
 EXPERIMENT = Experiment(
