@@ -1,6 +1,9 @@
 """What must be the same on all ranks, and errors that all of them raise."""
 
+import math
+import operator
 import os
+import pickle
 import sys
 from typing import Any, NamedTuple
 
@@ -23,15 +26,16 @@ class Group(NamedTuple):
 KEPT_BYTES = 1 << 26
 
 
-def room(group, name, size):
-    """An array of so many bytes for the use of that name.  A call has one such use at a time."""
+def room(group, name, shape, dtype=np.uint8):
+    """An array for the use of that name, of which a call has one at a time."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
     found = group.rooms.get(name)
     if found is None or found.size < size:
         found = np.empty(size, np.uint8)
         group.rooms.pop(name, None)
         if size + sum(others.size for others in group.rooms.values()) <= KEPT_BYTES:
             group.rooms[name] = found
-    return found[:size]
+    return found[:size].view(dtype).reshape(shape)
 
 
 _KEY = None  # under which a communicator keeps the Group
@@ -66,17 +70,15 @@ def _sharing(comm):
 
 def gather_counts(group, *arrays, axis):
     """The rows of each array on each rank, (arrays, ranks)."""
-    own = [_rows_of(array, axis) for array in arrays]
-    counts = np.empty((group.size, len(own)), np.int64)
-    group.comm.Allgather(np.array(own, np.int64), counts)
+    counts = np.empty((group.size, len(arrays)), np.int64)
+    group.comm.Allgather(np.array([_rows(array, axis) for array in arrays], np.int64), counts)
     return counts.T.tolist()
 
 
-def _rows_of(array, axis):
-    """0 of what has no such axis, or is wrong in any other way: the checks, which follow, raise it on all ranks."""
+def _rows(array, axis):
+    """0 of what has no such axis, which the checks then find."""
     try:
-        array = array if isinstance(array, np.ndarray) else np.asarray(array)
-        return array.shape[axis] if -array.ndim <= axis < array.ndim else 0
+        return operator.index(np.shape(array)[axis])
     except Exception:
         return 0
 
@@ -86,13 +88,14 @@ def agree(group, prepare):
 
     If it raises on any rank, or if the values differ from those of rank 0, the same error is raised on all ranks.
     """
-    result, error, said = None, None, {}
+    result, error = None, None
     try:
         result, said = prepare()
+        told = pickle.dumps((None, said))  # here, because this may fail, too
     except Exception as raised:
-        error = raised
-    told = None if error is None else (type(error) if type(error) in KINDS else ValueError, str(error))
-    everyone = group.comm.allgather((told, said))
+        kind = next((kind for kind in KINDS if isinstance(raised, kind)), ValueError)
+        error, told = raised, pickle.dumps(((kind, str(raised)), {}))
+    everyone = [pickle.loads(each) for each in group.comm.allgather(told)]
     for rank, (wrong, _) in enumerate(everyone):
         if wrong is not None:
             kind, text = wrong
@@ -119,6 +122,17 @@ def _same(a, b):
 
 def _shown(value):
     return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def ready(group, make):
+    """What `make()` returns, when it has on all ranks: from here on nothing should fail."""
+    made, failure = None, None
+    try:
+        made = make()
+    except BaseException as error:
+        failure = error
+    finish(group, failure)
+    return made
 
 
 def finish(group, failure):

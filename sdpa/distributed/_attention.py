@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +11,12 @@ from .. import _core
 from .._attention.forward import attention as attention_here
 from .._checks import check_out
 from .._options import AttentionOptions, takes
-from ._agreement import finish, join, room
+from ._agreement import finish, join, ready, room
 from ._calls import NO_KEYS, Dense
 from ._heads import attend_by_heads, check_heads
 from ._layout import Chunk, check_layout
-from ._ring import Mail, Tally, Travel, pieces, ready
+from ._ring import Mail, Tally, Travel, pieces
+from ._whole import gather_rows
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -140,33 +140,12 @@ def own_keys_together(call, block):
 
 def gathered(call, mail):
     """The one block of all keys and values, in the order of their positions, which come to all ranks at once."""
-    key, value = (_gather(call, x, mail) for x in (call.key, call.value))
-    whole = Chunk(call.group.rank, 0, call.keys, 0)
+    group, arrays = call.group, (call.key, call.value)
+    key, value = (gather_rows(group, x, call.axis, call.k_chunks) for x in arrays)
+    mail.tally.bytes_sent += sum(x.nbytes for x in arrays) * (group.size - 1)
+    mail.tally.messages += 2 * (group.size - 1)
+    whole = Chunk(group.rank, 0, call.keys, 0)
     yield [(i, whole, key, value) for i in call.own_rows if call.seen[i].any()]
-
-
-def _gather(call, array, mail):
-    shapes = [
-        call.of_all(array, sum(chunk.count for chunk in call.k_chunks if chunk.rank == rank)).shape
-        for rank in range(call.group.size)
-    ]
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    own, rows, whole = ready(
-        call.group,
-        lambda: (
-            np.ascontiguousarray(array),
-            np.empty(sum(sizes), array.dtype),
-            np.empty(call.of_all(array, call.keys).shape, array.dtype),
-        ),
-    )
-    counts = [size * array.itemsize for size in sizes]
-    call.group.comm.Allgatherv(own.reshape(-1).view(np.uint8), [rows.view(np.uint8), counts])
-    mail.tally.bytes_sent += own.nbytes * (call.group.size - 1)
-    mail.tally.messages += call.group.size - 1
-    parts = [part.reshape(shape) for part, shape in zip(np.split(rows, np.cumsum(sizes)[:-1]), shapes)]
-    for chunk in call.k_chunks:
-        call.rows_of(whole, chunk._replace(at=chunk.first))[...] = call.rows_of(parts[chunk.rank], chunk)
-    return whole
 
 
 class Sums:
@@ -193,15 +172,10 @@ class Sums:
             if i not in self.begun:
                 lse[...] = call.attend(piece, k, key, value, True, out)
             else:
-                part = self._room_for(out.shape)
+                part = room(call.group, "part", out.shape, call.sums)
                 _core.merge_into(out, lse, part, call.attend(piece, k, key, value, False, part), call.threads)
             self.progress()
         self.begun.add(i)
-
-    def _room_for(self, shape):
-        """Room for the result of a piece."""
-        size = math.prod(shape) * self.call.sums.itemsize
-        return room(self.call.group, "part", size).view(self.call.sums).reshape(shape)
 
     def close(self):
         """Finish rows that saw no key, and round the result to its dtype."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +10,10 @@ from .._attention.backward import attention_backward as backward_here
 from .._attention.gradients import Gradients
 from .._checks import may_hold, plain_array
 from .._options import InputOptions, takes
-from ._agreement import finish, join, room
+from ._agreement import finish, join, ready, room
 from ._calls import Dense
 from ._layout import check_layout
-from ._ring import LEAST_ROWS_BACKWARD, Block, Mail, Tally, Travel, pieces, ready, room_for
+from ._ring import LEAST_ROWS_BACKWARD, Mail, Shelf, Tally, Travel, pieces
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -126,27 +125,16 @@ class Slopes:
         `into`."""
         call = self.call
         for piece in pieces(call, call.q_chunks[i], k, LEAST_ROWS_BACKWARD):
-            totals = [call.rows_of(self.query, piece), *into.arrays]
-            begun = [i in self.begun, into.begun, into.begun]
-            rooms = [
-                self._room_for(n, total.shape) if more else total for n, (total, more) in enumerate(zip(totals, begun))
-            ]
+            of_query = Totals([call.rows_of(self.query, piece)], i in self.begun)
+            rooms = [*of_query.rooms(call.group, "part of query"), *into.rooms(call.group, "part of keys")]
             part = call.differentiate(piece, k, key, value, rooms, **self.results)
             with np.errstate(over="ignore", invalid="ignore"):
-                for total, new, more in zip(totals, part, begun):
-                    if more:
-                        total += new
-                    elif new is not total:
-                        total[...] = new
+                of_query.add(part[:1])
+                into.add(part[1:3])
                 if self.bias is not None:
                     call.add_to_pairs(self.bias, part.bias, piece, k)
-            into.begun = True
             self.progress()
         self.begun.add(i)
-
-    def _room_for(self, number, shape):
-        size = math.prod(shape) * self.call.sums.itemsize
-        return room(self.call.group, f"part {number}", size).view(self.call.sums).reshape(shape)
 
     def gradients(self, of_own_keys):
         """All gradients but those of sinks, in the dtypes of the inputs."""
@@ -174,10 +162,24 @@ class Slopes:
 
 
 class Totals:
-    """The sums of the gradients of key and value.  Before the sums have begun, the arrays may hold anything."""
+    """Arrays of which each is a sum; before they have begun, they hold anything."""
 
-    def __init__(self, arrays):
-        self.arrays, self.begun = arrays, False
+    def __init__(self, arrays, begun=False):
+        self.arrays, self.begun = arrays, begun
+
+    def rooms(self, group, name):
+        """Where what is to be added next may be computed: in place, if it is the first."""
+        if not self.begun:
+            return self.arrays
+        return [room(group, f"{name} {i}", x.shape, x.dtype) for i, x in enumerate(self.arrays)]
+
+    def add(self, more):
+        for total, new in zip(self.arrays, more):
+            if self.begun:
+                total += new
+            elif new is not total:
+                total[...] = new
+        self.begun = True
 
 
 class Returns:
@@ -186,33 +188,27 @@ class Returns:
     order that is always the same."""
 
     def __init__(self, call, mail):
-        self.call, self.mail, self.route, self.rank = call, mail, call.route, call.group.rank
-        size, chunks = self.route.size, call.k_chunks
-        self.shapes = [[call.of_all(x, chunk.count).shape for x in (call.key, call.value)] for chunk in chunks]
-        own = [c for c, chunk in enumerate(chunks) if chunk.rank == self.rank]
-        self.own = self._lay_out(Block(call.group, "own sums", self._room(own)), own)
-        steps = [[c for c, _ in self.route.arrivals(self.rank, step)] for step in range(1, size)]
-        most = max((self._room(each) for each in steps), default=0)
+        self.mail, self.route, self.rank = mail, call.route, call.group.rank
+        self.shelf = Shelf(call, [call.sums] * 2)
+        own = [c for c, owner in enumerate(self.route.owners) if owner == self.rank]
+        self.own = self._lay_out(self.shelf.room("own sums", own), own)
+        steps = [dict(self.route.arrivals(self.rank, step)) for step in range(1, self.route.size)]
         # One of the sums is on its way while the next is summed.
-        self.sums = [Block(call.group, f"sums {i}", most) for i in range(2)]
-        self.arriving = Block(call.group, "arriving", most)
-        self.returning = Block(call.group, "returning", self._room(self.own))
+        self.sums = [self.shelf.room(f"sums {i}", *steps) for i in range(2)]
+        self.arriving = self.shelf.room("arriving", *steps)
+        self.returning = self.shelf.room("returning", own)
         self.requests, self.under_way, self.adding = [], [], []
 
-    def _room(self, chunks):
-        return sum(room_for(self.shapes[c], [self.call.sums] * 2) for c in chunks)
-
     def begin(self, step):
-        """Where this step adds its gradients of keys, {chunk: [of key, of value]}; and what comes in meanwhile."""
+        """Where this step adds its gradients of keys, {chunk: Totals}; and what comes in meanwhile."""
         route, size = self.route, self.route.size
         self.held = self.own
         if step:
-            arrivals = route.arrivals(self.rank, step) if step < size else []
-            self.held = self._lay_out(self.sums[step % 2], [c for c, _ in arrivals])
+            arrivals = dict(route.arrivals(self.rank, step) if step < size else [])
+            self.held = self._lay_out(self.sums[step % 2], arrivals)
             left = (self.rank - 1) % size
-            self._receive(
-                self.arriving, [c for c, source in arrivals if route.owners[c] != left == source], left, self.held
-            )
+            others = [c for c, source in arrivals.items() if route.owners[c] != left == source]
+            self._receive(self.arriving, others, left, self.held)
         if step > 1:
             last = (self.rank + step - 1) % size
             back = [c for c in self.own if route.needs[last, c] and route.next_holder(last, c) == self.rank]
@@ -226,25 +222,21 @@ class Returns:
         if self.mail.failure is None:
             with np.errstate(over="ignore", invalid="ignore"):
                 for totals, more in self.adding:
-                    for i, total in enumerate(totals.arrays):
-                        np.add(total, more.arrays[i], out=total) if totals.begun else np.copyto(total, more.arrays[i])
-                    totals.begun = True
+                    totals.add(more.arrays)
         self.adding.clear()
         for c, totals in self.held.items():
             if c not in self.own:
-                for i, array in enumerate(totals.arrays):
-                    self.under_way.append(self.mail.send(array, self.route.next_holder(self.rank, c), self._tag(c, i)))
+                to = self.route.next_holder(self.rank, c)
+                self.under_way += [self.mail.send(x, to, self._tag(c, i)) for i, x in enumerate(totals.arrays)]
 
-    def _receive(self, block, chunks, source, into):
-        for c, arriving in self._lay_out(block, chunks).items():
-            for i, array in enumerate(arriving.arrays):
-                self.requests.append(self.mail.receive(array.reshape(-1).view(np.uint8), source, self._tag(c, i)))
+    def _receive(self, memory, chunks, source, into):
+        for c, arriving in self._lay_out(memory, chunks).items():
+            self.requests += [self.mail.receive(x, source, self._tag(c, i)) for i, x in enumerate(arriving.arrays)]
             self.adding.append((into[c], arriving))
 
-    def _lay_out(self, block, chunks):
-        arrays = block.lay_out([shape for c in chunks for shape in self.shapes[c]], [self.call.sums] * 2 * len(chunks))
-        return {c: Totals([next(arrays)[0], next(arrays)[0]]) for c in chunks}
+    def _lay_out(self, memory, chunks):
+        return {c: Totals(arrays) for c, arrays in self.shelf.lay_out(memory, chunks).items()}
 
     def _tag(self, c, i):
-        """Tags that differ from those of the keys, which travel at the same time."""
-        return 2 * (len(self.shapes) + c) + i
+        """Others than those of the keys, which travel at the same time."""
+        return 2 * (len(self.route.owners) + c) + i

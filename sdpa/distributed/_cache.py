@@ -100,12 +100,11 @@ class KVCache:
             giver = voted(self._group, 0 if tokens is None else tokens.digest, lambda: tokens.said(), failure, gives)
             if giver == SOME:
                 raise ValueError("key and value are None on some ranks: either all ranks give them, or one does")
-            if giver == ALL:
+            if gives:
                 count, added, alike = tokens.key.shape[2], tokens.added, tokens.alike
-            elif gives:
-                count, added, alike = tokens.key.shape[2], tokens.added, tokens.alike
-                send_others(self._group, tokens)
-                voted(self._group, 0, dict, None)
+                if giver != ALL:
+                    send_others(self._group, tokens)
+                    voted(self._group, 0, dict, None)
             else:
                 own, count, added, alike = receive_own(self, giver)
                 before, failure = attempt(keep_own, self, *own)
@@ -139,7 +138,7 @@ class KVCache:
         _, failure = attempt(question.ask)
         out, lse, failed = question.parts.join(failure)
         if failed:
-            settle(self._group, {}, failure)
+            settle(self._group, dict, failure)
         return question.answer(out, lse)
 
     def truncate(self, n):

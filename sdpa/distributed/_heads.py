@@ -11,9 +11,9 @@ import numpy as np
 from .. import _core
 from .._attention.forward import ATTENTION
 from .._runtime import kernels
-from ._agreement import finish
+from ._agreement import finish, ready
 from ._calls import BY_HEAD
-from ._ring import Mail, ready
+from ._ring import Mail
 
 
 def check_heads(call):
@@ -63,13 +63,15 @@ def attend_by_heads(call, options, tally):
 
     mail.attempt(compute)
     result, of_rows = (exchange.heads_to_rows(x, heads, call) for x in (out, lse))
+
+    def close():
+        taken = np.empty_like(call.query, shape=call.out_shape, subok=False) if wanted is None else wanted
+        taken[...] = result
+        return taken
+
+    result = mail.attempt(close)
     finish(call.group, mail.failure)
-    if wanted is not None:
-        wanted[...] = result
-    else:
-        wanted = np.empty_like(call.query, shape=call.out_shape, subok=False)
-        wanted[...] = result
-    return (wanted, of_rows[..., 0]) if options.get("return_lse") else wanted
+    return (result, of_rows[..., 0]) if options.get("return_lse") else result
 
 
 def shares(heads, kv_heads, size):
@@ -102,9 +104,12 @@ class Exchange:
         array = array.reshape((1,) * (3 - array.ndim) + array.shape)
         lead, size, rank = array.shape[:-3], array.shape[-1], self.group.rank
         counts = [sum(chunk.count for chunk in chunks if chunk.rank == r) for r in range(self.group.size)]
-        own = [array[..., of_rank.start : of_rank.stop, :, :] for of_rank in heads]
-        parts = self.swap(own, [(*lead, len(heads[rank]), count, size) for count in counts])
-        whole = np.empty((*lead, len(heads[rank]), rows, size), array.dtype)
+        whole, parts = self.swap(
+            lambda: [array[..., of_rank.start : of_rank.stop, :, :] for of_rank in heads],
+            [(*lead, len(heads[rank]), count, size) for count in counts],
+            (*lead, len(heads[rank]), rows, size),
+            array.dtype,
+        )
         for chunk in chunks:
             part = parts[chunk.rank][..., chunk.at : chunk.at + chunk.count, :]
             whole[..., chunk.first : chunk.first + chunk.count, :] = part
@@ -119,28 +124,36 @@ class Exchange:
 
     def heads_to_rows(self, array, heads, call):
         """From (..., own heads, all rows, size) back to (..., all heads, own rows, size)."""
-        lead, size, rank = array.shape[:-3], array.shape[-1], self.group.rank
-        chunks = [[c for c in call.q_chunks if c.rank == r] for r in range(self.group.size)]
-        for of_rank in chunks:
-            of_rank.sort(key=lambda chunk: chunk.at)
-        own = [
-            np.concatenate([array[..., c.first : c.first + c.count, :] for c in of_rank], axis=-2) for of_rank in chunks
-        ]
-        rows = sum(c.count for c in chunks[rank])
-        return np.concatenate(self.swap(own, [(*lead, len(of_rank), rows, size) for of_rank in heads]), axis=-3)
+        lead, size = array.shape[:-3], array.shape[-1]
+        in_order = sorted(call.q_chunks)  # by rank, and then as they lie there
+        chunks = [[c for c in in_order if c.rank == r] for r in range(self.group.size)]
+        rows = sum(c.count for c in chunks[self.group.rank])
+        whole, parts = self.swap(
+            lambda: [
+                np.concatenate([array[..., c.first : c.first + c.count, :] for c in of_rank], axis=-2)
+                for of_rank in chunks
+            ],
+            [(*lead, len(of_rank), rows, size) for of_rank in heads],
+            (*lead, sum(map(len, heads)), rows, size),
+            array.dtype,
+        )
+        for of_rank, part in zip(heads, parts):
+            whole[..., of_rank.start : of_rank.stop, :, :] = part
+        return whole
 
-    def swap(self, parts, shapes):
-        """What the other ranks had for this one, of these shapes, for a part for each of them."""
-        dtype = parts[0].dtype
-        sizes = [math.prod(shape) for shape in shapes]
+    def swap(self, parts, shapes, shape, dtype):
+        """An empty array of the last shape, for what is returned with it: what the other ranks had for this one, of
+        these shapes, for each of the `parts()` for them."""
 
         def rooms():
-            flat = np.concatenate([part.reshape(-1) for part in parts]) if parts else np.empty(0, dtype)
-            return flat, np.empty(sum(sizes), dtype)
+            sent = [part.reshape(-1) for part in parts()]
+            received = np.empty(sum(map(math.prod, shapes)), dtype)
+            return np.empty(shape, dtype), [part.nbytes for part in sent], np.concatenate(sent), received
 
-        sent, received = ready(self.group, rooms)
-        of_bytes = [[n * dtype.itemsize for n in each] for each in ([part.size for part in parts], sizes)]
-        self.group.comm.Alltoallv([sent.view(np.uint8), of_bytes[0]], [received.view(np.uint8), of_bytes[1]])
-        self.mail.tally.bytes_sent += sent.nbytes - of_bytes[0][self.group.rank]
+        whole, sizes, sent, received = ready(self.group, rooms)
+        ends = np.cumsum([math.prod(each) for each in shapes])
+        arriving = [math.prod(each) * dtype.itemsize for each in shapes]
+        self.group.comm.Alltoallv([sent.view(np.uint8), sizes], [received.view(np.uint8), arriving])
+        self.mail.tally.bytes_sent += sent.nbytes - sizes[self.group.rank]
         self.mail.tally.messages += self.group.size - 1
-        return [x.reshape(shape) for x, shape in zip(np.split(received, np.cumsum(sizes)[:-1]), shapes)]
+        return whole, [x.reshape(each) for x, each in zip(np.split(received, ends[:-1]), shapes)]

@@ -34,12 +34,13 @@ class Question:
             self.parts = Parts(cache._group, self.shape, sums)
             cache._parts = self.parts if self.parts.small else None
 
-    @property
-    def digest(self):
+        self.digest = self._digest()
+
+    def _digest(self):
         """The numbers of what `said` has: their hash is the same in all processes."""
         if self.given.keys() <= FEW and self.cache._alike:
-            causal = self.given.get("causal", True)
-            return hash((*self.query.shape, ord(self.query.dtype.char), int(self.cache._lengths[0]), causal is True))
+            causal = flag("causal", self.given.get("causal", True))
+            return hash((*self.query.shape, ord(self.query.dtype.char), int(self.cache._lengths[0]), causal))
         return digest_of(self.said())
 
     def said(self):

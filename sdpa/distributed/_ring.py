@@ -1,12 +1,13 @@
 """How chunks of keys and values travel: see Route in _layout.py for who sends what to whom."""
 
+import itertools
 import math
 import time
 from dataclasses import dataclass
 
 import numpy as np
 
-from ._agreement import Elsewhere, finish, room
+from ._agreement import Elsewhere, room
 
 NOTHING = np.empty(0, np.uint8)
 PIECE_FLOPS = 2e9  # of a call, 20 to 50 ms of one thread: between such calls MPI gets to move what is under way
@@ -32,11 +33,11 @@ class Mail:
     def __init__(self, comm, tally):
         self.comm, self.tally, self.failure = comm, tally, None
 
-    def receive(self, room, source, tag):
-        return self.comm.Irecv(room, source, tag), room.size
+    def receive(self, array, source, tag):
+        return self.comm.Irecv(_bytes(array), source, tag), array.nbytes
 
     def send(self, array, to, tag):
-        data = NOTHING if self.failure is not None else array.reshape(-1).view(np.uint8)
+        data = NOTHING if self.failure is not None else _bytes(array)
         self.tally.bytes_sent += data.size
         self.tally.messages += 1
         return self.comm.Isend(data, to, tag), 0
@@ -68,56 +69,55 @@ class Mail:
         self.comm.Iprobe()
 
 
-class Block:
-    """Room for the arrays of several chunks, one behind the other."""
-
-    def __init__(self, group, name, size):
-        self.room = room(group, name, size)
-
-    def lay_out(self, shapes, dtypes):
-        """Pairs (array, its bytes), of these shapes and dtypes."""
-        begin = 0
-        for shape, dtype in zip(shapes, dtypes):
-            data = self.room[begin : begin + math.prod(shape) * dtype.itemsize]
-            yield data.view(dtype).reshape(shape), data
-            begin += _aligned(data.size)
+def _bytes(array):
+    """Of an array in C order.  MPI has no name for bfloat16."""
+    return array.reshape(-1).view(np.uint8)
 
 
-def _aligned(size):
-    return -(-size // 64) * 64
+class Shelf:
+    """Places for two arrays of each chunk of keys: key and value, or their gradients, of these dtypes."""
 
+    def __init__(self, call, dtypes):
+        self.group, self.dtypes = call.group, dtypes
+        self.shapes = [[call.of_all(x, chunk.count).shape for x in (call.key, call.value)] for chunk in call.k_chunks]
 
-def room_for(shapes, dtypes):
-    return sum(_aligned(math.prod(shape) * dtype.itemsize) for shape, dtype in zip(shapes, dtypes))
+    def room(self, name, *alternatives):
+        """Memory for one of these lists of chunks at a time."""
+        return room(self.group, name, (max((self._ends(chunks)[-1] for chunks in alternatives), default=0),))
+
+    def lay_out(self, memory, chunks):
+        """{chunk: [array, array]}, one behind the other."""
+        ends, places = iter(self._ends(chunks)), {}
+        begin = next(ends)
+        for c in chunks:
+            places[c] = []
+            for shape, dtype in zip(self.shapes[c], self.dtypes):
+                data = memory[begin : begin + math.prod(shape) * dtype.itemsize]
+                places[c].append(data.view(dtype).reshape(shape))
+                begin = next(ends)
+        return places
+
+    def _ends(self, chunks):
+        """Of the arrays, behind 0; each begins at a whole line of the caches."""
+        sizes = (math.prod(shape) * dtype.itemsize for c in chunks for shape, dtype in zip(self.shapes[c], self.dtypes))
+        return list(itertools.accumulate((-(-size // 64) * 64 for size in sizes), initial=0))
 
 
 class Travel:
-    """Iterates over the blocks of keys that this rank needs, {chunk: (key, value)}: first its own, then those of the
+    """Iterates over the blocks of keys that this rank needs, {chunk: [key, value]}: first its own, then those of the
     other ranks, one for each step.  While a block is in use, the next one is on its way into the other of two buffers.
     """
 
     def __init__(self, call, mail):
         self.route, self.rank, self.mail = call.route, call.group.rank, mail
-        self.arrays = call.key, call.value
-        self.dtypes = [x.dtype for x in self.arrays]
-        self.shapes = [[call.of_all(x, chunk.count).shape for x in self.arrays] for chunk in call.k_chunks]
-        self.own = self._pack_own(call)
-        arrivals = [self.route.arrivals(self.rank, step) for step in range(1, self.route.size)]
-        most = max((sum(room_for(self.shapes[c], self.dtypes) for c, _ in each) for each in arrivals), default=0)
-        number = min(2, sum(map(bool, arrivals)))
-        self.blocks = [Block(call.group, f"block {i}", most) for i in range(number)]
-
-    def _pack_own(self, call):
-        """The chunks of this rank that some rank needs, as they travel: in C order."""
-        chunks = [c for c, owner in enumerate(self.route.owners) if owner == self.rank and self.route.needs[:, c].any()]
-        block = Block(call.group, "own", sum(room_for(self.shapes[c], self.dtypes) for c in chunks))
-        places = block.lay_out([shape for c in chunks for shape in self.shapes[c]], self.dtypes * len(chunks))
-        own = {}
-        for c in chunks:
-            own[c] = [next(places)[0], next(places)[0]]
-            for array, of_rank in zip(own[c], self.arrays):
+        self.shelf = Shelf(call, [call.key.dtype, call.value.dtype])
+        own = [c for c, owner in enumerate(self.route.owners) if owner == self.rank and self.route.needs[:, c].any()]
+        self.own = self.shelf.lay_out(self.shelf.room("own", own), own)  # copies, in C order
+        for c, arrays in self.own.items():
+            for array, of_rank in zip(arrays, (call.key, call.value)):
                 array[...] = call.rows_of(of_rank, call.k_chunks[c])
-        return own
+        steps = [dict(self.route.arrivals(self.rank, step)) for step in range(1, self.route.size)]
+        self.blocks = [self.shelf.room(f"block {i}", *steps) for i in range(min(2, sum(map(bool, steps))))]
 
     def __iter__(self):
         held = self.own
@@ -129,34 +129,16 @@ class Travel:
 
     def _start(self, step, held):
         """Sends what is due in this step; the requests, and the arrays into which the next block arrives."""
-        requests, coming = [], {}
-        arrivals = self.route.arrivals(self.rank, step)
-        if arrivals:
-            block = self.blocks[step % len(self.blocks)]
-            shapes = [shape for c, _ in arrivals for shape in self.shapes[c]]
-            places = block.lay_out(shapes, self.dtypes * len(arrivals))
-            for c, source in arrivals:
-                (key, key_data), (value, value_data) = next(places), next(places)
-                coming[c] = key, value
-                requests += [
-                    self.mail.receive(key_data, source, 2 * c),
-                    self.mail.receive(value_data, source, 2 * c + 1),
-                ]
+        arrivals = dict(self.route.arrivals(self.rank, step))
+        coming = self.shelf.lay_out(self.blocks[step % len(self.blocks)], arrivals) if arrivals else {}
+        requests = [
+            self.mail.receive(array, arrivals[c], 2 * c + i)
+            for c, arrays in coming.items()
+            for i, array in enumerate(arrays)
+        ]
         for c, to in self.route.departures(self.rank, step):
-            for i, array in enumerate(held[c] if c in held else self.own[c]):
-                requests.append(self.mail.send(array, to, 2 * c + i))
+            requests += [self.mail.send(array, to, 2 * c + i) for i, array in enumerate(held.get(c) or self.own[c])]
         return requests, coming
-
-
-def ready(group, make):
-    """What `make()` returns, when it has on all ranks: from here on nothing should fail."""
-    made, failure = None, None
-    try:
-        made = make()
-    except Exception as error:
-        failure = error
-    finish(group, failure)
-    return made
 
 
 def pieces(call, q, k, least=LEAST_ROWS):

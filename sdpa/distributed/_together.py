@@ -29,7 +29,7 @@ def voted(group, digest, say, failure, gives=True):
     group.comm.Allreduce(MPI.IN_PLACE, numbers, MPI.MAX)
     most, least, last, first, some_do_not, failed = numbers.tolist()
     if failed or most != -least:
-        settle(group, {} if some_do_not or failure is not None else say(), failure)
+        settle(group, dict if some_do_not else say, failure)
     return ALL if not some_do_not else last if last == -first else SOME
 
 
@@ -38,14 +38,14 @@ def digest_of(said):
     return int.from_bytes(hashlib.blake2b(pickle.dumps(said), digest_size=7).digest(), "little")
 
 
-def settle(group, said, failure):
+def settle(group, say, failure):
     """All ranks call this.  It raises the same error on all, unless they had no more than different words for the
     same."""
 
     def prepare():
         if failure is not None:
             raise failure if isinstance(failure, Exception) else RuntimeError(f"{type(failure).__name__}: {failure}")
-        return None, said
+        return None, say()
 
     try:
         agree(group, prepare)
@@ -92,7 +92,7 @@ class Parts:
         if not self.small:
             return self._reduce()
         self.group.comm.Allgather(self.own, self.every)
-        return *_core.merge(self.outs, self.lses, None), self.failed.any()
+        return *_core.merge(self.outs, self.lses, None), max(self.failed.tolist()) > 0
 
     def _reduce(self):
         number = self.dtype.char

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._checks import plain_array, whole_number
-from ._agreement import agree, gather_counts, join
+from ._agreement import agree, gather_counts, join, ready
 from ._layout import check_layout, counts_of, cut
 
 MOST_AXES = 64  # of NumPy
@@ -47,13 +48,21 @@ def scatter(
     given = agree(group, check)
     shape, dtype = group.comm.bcast(None if given is None else (given.shape, given.dtype), root)
     counts = counts_of(shape[axis], group.size, layout)
-    own = np.empty(_with_rows(shape, axis, counts[group.rank]), dtype)
-    sizes = [int(np.prod(_with_rows(shape, axis, count))) * dtype.itemsize for count in counts]
-    sent = None
-    if given is not None:
-        chunks = sorted(cut(counts, layout))  # by rank, and then by position, which is the order in its arrays
-        packed = [_of_rank(given, [c for c in chunks if c.rank == rank], axis) for rank in range(group.size)]
-        sent = [np.concatenate(packed).view(np.uint8), sizes]
+
+    def rooms():
+        own = np.empty(_with_rows(shape, axis, counts[group.rank]), dtype)
+        if given is None:
+            return own, None
+        sent, begin = np.empty(given.size, dtype), 0
+        for rank, sizes in enumerate(_with_rows(shape, axis, count) for count in counts):
+            part = sent[begin : begin + math.prod(sizes)].reshape(sizes)
+            for chunk in cut(counts, layout):
+                if chunk.rank == rank:
+                    _rows(part, chunk.at, chunk.count, axis)[...] = _rows(given, chunk.first, chunk.count, axis)
+            begin += part.size
+        return own, [sent.view(np.uint8), _bytes_of(shape, axis, counts, dtype)]
+
+    own, sent = ready(group, rooms)
     group.comm.Scatterv(sent, own.reshape(-1).view(np.uint8), root)
     return own
 
@@ -74,23 +83,30 @@ def gather(
         shape = _with_rows(given.shape, axis, 0)
         return given, said | {"the dtype of array": str(given.dtype), "the shape of array without its rows": shape}
 
-    given = agree(group, check)
-    parts = [np.empty(_with_rows(given.shape, axis, count), given.dtype) for count in counts]
-    sizes = [part.nbytes for part in parts]
-    received = np.empty(sum(sizes), np.uint8) if root is None or group.rank == root else None
-    sent = np.ascontiguousarray(given).reshape(-1).view(np.uint8)
+    return gather_rows(group, agree(group, check), axis, cut(counts, layout), root)
+
+
+def gather_rows(group, array, axis, chunks, root=None):
+    """The whole array, whose rows the ranks have as `chunks` say, on rank `root` or on all; None on the others."""
+    counts = [sum(chunk.count for chunk in chunks if chunk.rank == rank) for rank in range(group.size)]
+    sizes = _bytes_of(array.shape, axis, counts, array.dtype)
+
+    def rooms():
+        sent = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if root not in (None, group.rank):
+            return sent, None, None
+        return sent, np.empty(sum(sizes), np.uint8), np.empty(_with_rows(array.shape, axis, sum(counts)), array.dtype)
+
+    sent, received, whole = ready(group, rooms)
     if root is None:
         group.comm.Allgatherv(sent, [received, sizes])
     else:
         group.comm.Gatherv(sent, None if received is None else [received, sizes], root)
     if received is None:
         return None
-    parts = [
-        data.view(given.dtype).reshape(part.shape)
-        for data, part in zip(np.split(received, np.cumsum(sizes)[:-1]), parts)
-    ]
-    whole = np.empty(_with_rows(given.shape, axis, sum(counts)), given.dtype)
-    for chunk in cut(counts, layout):
+    parts = np.split(received.view(array.dtype), np.cumsum(sizes)[:-1] // array.itemsize)
+    parts = [part.reshape(_with_rows(array.shape, axis, count)) for part, count in zip(parts, counts)]
+    for chunk in chunks:
         _rows(whole, chunk.first, chunk.count, axis)[...] = _rows(parts[chunk.rank], chunk.at, chunk.count, axis)
     return whole
 
@@ -115,9 +131,10 @@ def _with_rows(shape, axis, rows):
     return tuple(shape)
 
 
+def _bytes_of(shape, axis, counts, dtype):
+    """Of the rows of each rank."""
+    return [math.prod(_with_rows(shape, axis, count)) * dtype.itemsize for count in counts]
+
+
 def _rows(array, first, count, axis):
     return np.moveaxis(np.moveaxis(array, axis, 0)[first : first + count], 0, axis)
-
-
-def _of_rank(array, chunks, axis):
-    return np.concatenate([_rows(array, c.first, c.count, axis) for c in chunks], axis=axis).reshape(-1)

@@ -12,7 +12,7 @@ from support.packed import KS, QS, A, K, V
 
 import sdpa
 from sdpa import _core, distributed
-from sdpa.distributed import _agreement, _attention, _backward, _ring
+from sdpa.distributed import _agreement, _attention, _backward, _heads, _ring, _whole
 
 world = MPI.COMM_WORLD
 LAST = world.size - 1
@@ -114,6 +114,46 @@ def ranks_that_do_not_agree():
     assert isinstance(same_everywhere(another), ValueError)
 
 
+def numbers_of_no_module():
+    """A number that goes nowhere: its class has no name by which others could find it."""
+
+    class Own:
+        def __float__(self):
+            return 0.5
+
+    return Own()
+
+
+def arguments_that_raise_by_themselves():
+    """Before the checks of this library, or behind them."""
+    own, (query, key, value) = world.rank == LAST, draw()
+    cache = distributed.KVCache(world, 2, 2, 20, value_dim=12)
+    wrong = NoArray() if own else key
+    calls = [
+        (lambda: distributed.attention(world, query, wrong, value), "key must be an array"),
+        (lambda: distributed.attention(world, query, key, value, bias=NoArray() if own else None), "bias"),
+        (lambda: distributed.explain(world, wrong, key, value), "query must be an array"),
+        (lambda: distributed.gather(world, wrong), "array must be an array"),
+        (lambda: distributed.scatter(world, wrong, root=LAST), "array must be an array"),
+        (lambda: distributed.gather(world, key, axis="rows" if own else 0), "axis is 'rows'"),
+        (lambda: distributed.gather(world, key, axis=1.0 if own else 0), "axis is 1.0"),
+        (lambda: distributed.scatter(world, key, axis=None if own else 0, root=LAST), "axis is None"),
+        (lambda: cache.append(wrong, value), "key must be an array"),
+        (lambda: cache.attend(query, causal=NoArray() if own else True), "causal is"),
+        (lambda: cache.truncate(NoArray() if own else 0), "n must be an array"),
+    ]
+    if LAST:
+        odd = numbers_of_no_module() if own else 0.5
+        calls += [
+            (lambda: distributed.attention(world, query, key, value, scale=odd), "pickle"),
+            (lambda: cache.attend(query, scale=odd), "pickle"),
+        ]
+    for call, said in calls:
+        error = same_everywhere(call)
+        assert said in str(error) and (world.size == 1 or f"rank {LAST}" in str(error)), (said, error)
+    assert len(cache) == 0
+
+
 class Failing:
     """In place of a function of the core: raises at one of its calls, on one rank."""
 
@@ -147,6 +187,61 @@ def a_rank_fails_in_the_middle():
             with Failing(name, rank, nth):
                 check_failure(rank, function, *arrays, layout=layout, **options)
             function(world, *arrays, layout=layout, **options)
+
+
+class NoMemory:
+    """In place of NumPy in a module: on one rank, one of its arrays cannot be made."""
+
+    def __init__(self, module, rank, call):
+        self.module, self.mine, self.left = module, world.rank == rank, call
+
+    def __getattr__(self, name):
+        made = getattr(np, name)
+        return self._counted(made) if name in ("empty", "empty_like", "concatenate") else made
+
+    def _counted(self, made):
+        def make(*arguments, **options):
+            self.left -= 1
+            if self.mine and self.left == 0:
+                raise MemoryError("no memory, says the test")
+            return made(*arguments, **options)
+
+        return make
+
+    def __enter__(self):
+        self.module.np = self
+        return self
+
+    def __exit__(self, *_):
+        self.module.np = np
+
+
+def a_rank_has_no_memory_for_what_arrives():
+    """Whichever array it is."""
+    query, key, value = draw(M=40, N=40)
+    calls = [
+        (_whole, lambda: distributed.scatter(world, query, root=LAST)),
+        (_whole, lambda: distributed.gather(world, query, layout="zigzag", root=None)),
+        (_whole, lambda: distributed.gather(world, query)),
+    ]
+    if world.size <= 4:
+        calls.append((_heads, lambda: distributed.attention(world, query, key, value, split="heads")))
+    for (module, call), rank in itertools.product(calls, range(world.size if LAST else 0)):
+        for number in itertools.count(1):
+            with NoMemory(module, rank, number) as memory:
+                error = caught(call)
+            if not world.bcast(memory.left <= 0, rank):
+                assert error is None
+                break
+            assert isinstance(error, MemoryError if world.rank == rank else RuntimeError), (number, error)
+        assert number > 1 or (module is _whole and rank), (module, rank)
+
+
+def caught(call):
+    try:
+        call()
+    except Exception as error:
+        return error
 
 
 def check_failure(rank, function, *arrays, **options):
@@ -289,7 +384,9 @@ for check in (
     wrong_arguments_on_one_rank,
     wrong_packed_arguments_on_one_rank,
     ranks_that_do_not_agree,
+    arguments_that_raise_by_themselves,
     a_rank_fails_in_the_middle,
+    a_rank_has_no_memory_for_what_arrives,
     one_rank_is_the_plain_call,
     several_communicators,
     what_travels,

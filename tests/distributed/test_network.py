@@ -1,12 +1,14 @@
 """Ranks in two network namespaces of this machine, which a pair of virtual devices connects: all that they send goes
-through the network of the kernel, as between two machines, and may be slow or late.
+through the network of the kernel, as between two machines, and may be slow or late (see late.py).
 
 Only root can make such a network, and nothing of it leaves this machine.
 """
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -23,11 +25,8 @@ host=$1
 shift
 exec ip netns exec "{name}${{host##*.}}" sh -c "$*"
 """
-QUALITIES = {
-    "as it is": [],
-    "1 Gbit per second": ["tbf", "rate", "1gbit", "burst", "256kb", "latency", "100ms"],
-    "20 ms late": ["netem", "delay", "20ms"],
-}
+SLOW = "tbf", "rate", "1gbit", "burst", "256kb", "latency", "100ms"
+DELAY = 0.02
 pytestmark = [
     pytest.mark.slow,
     WITH_RANKS,
@@ -43,46 +42,72 @@ def run(*command):
 
 
 @pytest.fixture
-def network(tmp_path):
-    """Arguments of run_ranks, for ranks in both namespaces by turns; and the names of the namespaces."""
-    name = f"sdpa-{os.getpid()}-"
-    names = [f"{name}{i}" for i in (1, 2)]
+def namespaces():
+    """The names of two."""
+    names = [f"sdpa-{os.getpid()}-{i}" for i in (1, 2)]
     try:
         for each in names:
             if (done := run("ip", "netns", "add", each)).returncode:
                 pytest.skip(f"this machine makes no network namespaces: {done.stderr.strip()}")
-        made = run(
-            "ip", "link", "add", DEVICE, "netns", names[0], "type", "veth", "peer", "name", DEVICE, "netns", names[1]
-        )
-        if made.returncode:
-            pytest.skip(f"this machine makes no pairs of virtual devices: {made.stderr.strip()}")
-        for i, each in enumerate(names, start=1):
-            run("ip", "-n", each, "addr", "add", f"{ADDRESS.format(i)}/24", "dev", DEVICE)
-            run("ip", "-n", each, "link", "set", DEVICE, "up")
-            run("ip", "-n", each, "link", "set", "lo", "up")
-        wait_until_up(names)
-        launcher = tmp_path / "launcher"
-        launcher.write_text(LAUNCHER.format(name=name))
-        launcher.chmod(0o700)
-        hosts = ",".join(f"{ADDRESS.format(i)}:1" for i in (1, 2))
-        yield (
-            names,
-            {
-                "before": ["ip", "netns", "exec", names[0]],
-                "options": ["-launcher", "ssh", "-launcher-exec", str(launcher), "-hosts", hosts],
-                "UCX_TLS": "tcp,self",  # not the memory that both namespaces share
-                "UCX_NET_DEVICES": DEVICE,
-            },
-        )
+        yield names
     finally:
         for each in names:
             run("ip", "netns", "delete", each)
 
 
-def wait_until_up(names):
+@pytest.fixture
+def wire(namespaces):
+    """Devices that the kernel connects."""
+    ends = [["netns", each, "type", "veth"] for each in namespaces]
+    made = run("ip", "link", "add", DEVICE, *ends[0], "peer", "name", DEVICE, *ends[1][:2])
+    if made.returncode:
+        pytest.skip(f"this machine makes no pairs of virtual devices: {made.stderr.strip()}")
+
+
+@pytest.fixture
+def slow_wire(wire, namespaces):
+    for each in namespaces:
+        done = run("ip", "netns", "exec", each, "tc", "qdisc", "add", "dev", DEVICE, "root", *SLOW)
+        if done.returncode:
+            pytest.skip(f"the kernel has no {SLOW[0]}: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def late_wire(namespaces):
+    if not os.path.exists("/dev/net/tun"):
+        pytest.skip("this machine has no /dev/net/tun, so there is nothing that could delay what is sent")
+    command = [sys.executable, str(HERE / "late.py"), str(DELAY), DEVICE, *namespaces]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield
+        finally:
+            process.kill()
+
+
+def connect(namespaces, folder):
+    """Arguments of run_ranks, for ranks in both namespaces by turns, once there are devices in them."""
+    for i, each in enumerate(namespaces, start=1):
+        run("ip", "-n", each, "addr", "add", f"{ADDRESS.format(i)}/24", "dev", DEVICE)
+        run("ip", "-n", each, "link", "set", DEVICE, "up")
+        run("ip", "-n", each, "link", "set", "lo", "up")
+    wait_until_up(namespaces)
+    launcher = folder / "launcher"
+    launcher.write_text(LAUNCHER.format(name=namespaces[0][:-1]))
+    launcher.chmod(0o700)
+    hosts = ",".join(f"{ADDRESS.format(i)}:1" for i in (1, 2))
+    return {
+        "before": ["ip", "netns", "exec", namespaces[0]],
+        "options": ["-launcher", "ssh", "-launcher-exec", str(launcher), "-hosts", hosts],
+        "UCX_TLS": "tcp,self",  # not the memory that both namespaces share
+        "UCX_NET_DEVICES": DEVICE,
+    }
+
+
+def wait_until_up(namespaces):
     """A device is up a moment after it was asked to be, and MPI sees no other."""
     end = time.monotonic() + 10
-    while not all(" UP " in run("ip", "-n", each, "-br", "link", "show", "dev", DEVICE).stdout for each in names):
+    while not all("LOWER_UP" in run("ip", "-n", each, "link", "show", "dev", DEVICE).stdout for each in namespaces):
         if time.monotonic() > end:
             pytest.skip("the virtual devices did not come up")
         time.sleep(0.05)
@@ -94,18 +119,17 @@ def bytes_sent(namespace):
     return int(done.stdout)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", ["wire", "slow_wire", "late_wire"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_results_across_a_network(network, ranks, quality):
-    names, arguments = network
-    for each in names if QUALITIES[quality] else []:
-        done = run("ip", "netns", "exec", each, "tc", "qdisc", "add", "dev", DEVICE, "root", *QUALITIES[quality])
-        if done.returncode:
-            pytest.skip(f"the kernel has no {QUALITIES[quality][0]}: {done.stderr.strip()}")
-    run_ranks(ranks, str(HERE / "many_cases.py"), "3" if "late" in quality else "10", timeout=600, **arguments)
+def test_results_across_a_network(request, namespaces, ranks, quality, tmp_path):
+    request.getfixturevalue(quality)
+    arguments = connect(namespaces, tmp_path)
+    late = quality == "late_wire"
+    run_ranks(ranks, str(HERE / "many_cases.py"), "1" if late else "10", timeout=600, **arguments)
     said = run_ranks(ranks, "-m", "sdpa", "distributed", "--length", "2000", "--repeat", "1", timeout=600, **arguments)
-    assert "attention:" in said
-    assert min(map(bytes_sent, names)) > 2000 * 8 * 64 * 4  # keys really went through it
+    assert min(map(bytes_sent, namespaces)) > 2000 * 8 * 64 * 4  # keys really went through it
+    (took,) = re.findall(r"attention: ([\d.]+) ms", said)
+    assert not late or float(took) >= 2 * DELAY * 1000  # they agree, and then keys travel
 
 
 KILLED = """
@@ -122,8 +146,8 @@ for call in range(1000):
 """
 
 
-def test_a_peer_that_is_killed_ends_the_others(network):
+def test_a_peer_that_is_killed_ends_the_others(wire, namespaces, tmp_path):
     """With an error, and not by waiting for ever."""
-    _, arguments = network
+    arguments = connect(namespaces, tmp_path)
     with pytest.raises(AssertionError, match=r"exit code (?s:.)*(KILLED|signal 9|EXIT CODE: 9)"):
         run_ranks(2, "-c", KILLED, timeout=120, **arguments)
