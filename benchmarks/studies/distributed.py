@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import sdpa
 from sdpa.distributed import _blocks, _layout
-from sdpa.distributed._ring import Tally
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2, 4, 8, 16, 32, 64, 128, 256
@@ -181,8 +180,6 @@ def measure(lengths):
     """On each of two ranks: the rates, then what is predicted from them; rank 0 prints both as JSON."""
     from mpi4py import MPI
 
-    from sdpa.distributed import _attention
-
     comm = MPI.COMM_WORLD
     normal = np.random.default_rng(0).standard_normal
     x = normal((1, 8, 1024, 64), np.float32)
@@ -200,7 +197,7 @@ def measure(lengths):
         whole = normal((3, 1, 8, length, 64), np.float32)
         mine = [x[:, :, sdpa.distributed.rows(length, comm.rank, 2, "zigzag")] for x in whole]
         options = {"causal": True, "threads": 1}
-        took = best(comm, lambda: _attention.spread(comm, *mine, "zigzag", "sequence", options, Tally()))  # noqa: B023
+        took = best(comm, lambda: sdpa.distributed.attention(comm, *mine, layout="zigzag", **options))  # noqa: B023
         calls.append((length, took))
     for length in (256, 1024, 4096):
         cache = sdpa.distributed.KVCache(comm, 1, 8, 128)
@@ -214,7 +211,17 @@ def measure(lengths):
 
 def measured(lengths):
     mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec"
-    command = [mpiexec, "-n", "2", sys.executable, "-m", "benchmarks.studies.distributed", "--worker"]
+    command = [
+        mpiexec,
+        "--bind-to",
+        "core",
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "benchmarks.studies.distributed",
+        "--worker",
+    ]
     command += ["--measured", *map(str, lengths)]
     found = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
     return found | {"plain": [plain(length) for length in lengths]}

@@ -44,7 +44,7 @@ def run(arguments):
 
 def demonstrate(comm, given):
     """The lines to print; all ranks go through them."""
-    from sdpa.distributed import _attention, _backward, explain, gather, scatter
+    from sdpa.distributed import attention, attention_backward, explain, gather, scatter
 
     options = {"causal": not given.full, "threads": given.threads}
     if given.window is not None:
@@ -58,10 +58,10 @@ def demonstrate(comm, given):
     out = np.empty(query.shape, sum_dtype(query.dtype))
     forward = {**options, "out": out, "return_lse": True}
     called = Calls(comm, given.repeat)
-    called(lambda tally: _attention.spread(comm, query, key, value, given.layout, given.split, forward, tally))
+    called(lambda: attention(comm, query, key, value, layout=given.layout, split=given.split, **forward))
     yield from called.lines("attention")
-    results = {"grad_out": slopes, "out": out, "lse": called.result[1], "grad_lse": None}
-    called(lambda tally: _backward.spread(comm, dict(results), query, key, value, given.layout, options, tally))
+    arrays = slopes, query, key, value, out, called.result[1]
+    called(lambda: attention_backward(comm, *arrays, layout=given.layout, **options))
     yield from called.lines("gradients")
 
     found = [gather(comm, x, layout=given.layout) for x in (out, *called.result[:3])]
@@ -85,23 +85,22 @@ class Calls:
         self.comm, self.repeat = comm, repeat
 
     def __call__(self, work):
-        from sdpa.distributed._ring import Tally
+        from sdpa.distributed._agreement import join
 
-        every = []
+        every, tally = [], join(self.comm).tally
         for _ in range(self.repeat + 1):
-            tally = Tally()
             self.comm.Barrier()
-            begin = time.perf_counter()
-            self.result = work(tally)
-            own = time.perf_counter() - begin
-            every.append(self.comm.allgather((own, tally.seconds_waiting, tally.bytes_sent)))
+            begin = time.perf_counter(), tally.seconds_waiting, tally.bytes_sent
+            self.result = work()
+            end = time.perf_counter(), tally.seconds_waiting, tally.bytes_sent
+            every.append(self.comm.allgather(tuple(np.subtract(end, begin).tolist())))
         self.best = min(every[1:] or every, key=max)
 
     def lines(self, name):
         yield f"\n{name}: {max(self.best)[0] * 1e3:.2f} ms"
         yield f"{'rank':>4}{'time':>12}{'of which waiting':>20}{'bytes sent':>14}"
         for rank, (own, waiting, sent) in enumerate(self.best):
-            yield f"{rank:4}{own * 1e3:9.2f} ms{waiting * 1e3:10.2f} ms {waiting / own:6.1%}{sent:14}"
+            yield f"{rank:4}{own * 1e3:9.2f} ms{waiting * 1e3:10.2f} ms {waiting / own:6.1%}{sent:14.0f}"
 
 
 def compare(found, whole, options):

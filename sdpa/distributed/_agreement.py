@@ -5,9 +5,18 @@ import operator
 import os
 import pickle
 import sys
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+
+@dataclass
+class Tally:
+    """What one rank has sent so far, and how long it has waited for others."""
+
+    bytes_sent: int = 0
+    seconds_waiting: float = 0.0
 
 
 class Group(NamedTuple):
@@ -19,6 +28,7 @@ class Group(NamedTuple):
     size: int
     sharing: int  # ranks that share the CPUs of this one
     rooms: dict[str, Any]  # memory that a call used and the next one finds again, see `room`
+    tally: Tally  # of all calls for this communicator
 
 
 # Of what a call used for its own ends so much is kept for the next one, which then does not wait for new pages of
@@ -52,7 +62,7 @@ def join(comm):
     group = comm.Get_attr(_KEY)
     if group is None:
         own = comm.Dup()
-        group = Group(own, own.rank, own.size, _sharing(own), {})
+        group = Group(own, own.rank, own.size, _sharing(own), {}, Tally())
         comm.Set_attr(_KEY, group)
     return group
 

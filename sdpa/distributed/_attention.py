@@ -15,7 +15,7 @@ from ._agreement import finish, join, ready, room
 from ._calls import NO_KEYS, Dense
 from ._heads import attend_by_heads, check_heads
 from ._layout import Chunk, check_layout
-from ._ring import Mail, Tally, Travel, pieces
+from ._ring import Mail, Travel, pieces
 from ._whole import gather_rows
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Keys and values of all ranks together that are no larger than this are gathered: one exchange and one call take less
 # time than the steps of a ring and the joining of its partial results.
 GATHER_BYTES = 1 << 20
+LEAST_ROWS = 256  # of a call between which MPI gets to move what is under way
 SPLITS = ("sequence", "heads")
 
 ATTENTION = takes("attention", AttentionOptions)
@@ -68,11 +69,6 @@ def attention(
     A call that is wrong on one rank raises the same error on all ranks, before anything travels.  A rank that fails
     later, such as for want of memory, makes the others raise RuntimeError.
     """
-    return spread(comm, query, key, value, layout, split, options, Tally())
-
-
-def spread(comm, query, key, value, layout, split, options, tally):
-    """`attention`, which also counts the bytes that it sends."""
     group = join(comm)
     if group.size == 1:
         check_layout(layout)
@@ -86,7 +82,7 @@ def spread(comm, query, key, value, layout, split, options, tally):
             check_heads(call)
 
     call = Dense(group, query, key, value, options, ATTENTION, layout, check, split=split)
-    return (attend_by_heads if split == "heads" else attend)(call, options, tally)
+    return (attend_by_heads if split == "heads" else attend)(call, options)
 
 
 def check_split(split):
@@ -101,9 +97,9 @@ def check_result(call, options):
         check_out(options["out"], call.out_shape, call.query.dtype, inputs)
 
 
-def attend(call, options, tally):
+def attend(call, options):
     """The result of the rows of this rank, or (result, lse)."""
-    mail = Mail(call.group.comm, tally)
+    mail = Mail(call.group)
     sums = ready(call.group, lambda: Sums(call, options.get("out"), mail.progress))
     for block in gathered(call, mail) if is_gathered(call) else travelling(call, mail):
         mail.attempt(sums.add_block, block)
@@ -143,7 +139,6 @@ def gathered(call, mail):
     group, arrays = call.group, (call.key, call.value)
     key, value = (gather_rows(group, x, call.axis, call.k_chunks) for x in arrays)
     mail.tally.bytes_sent += sum(x.nbytes for x in arrays) * (group.size - 1)
-    mail.tally.messages += 2 * (group.size - 1)
     whole = Chunk(group.rank, 0, call.keys, 0)
     yield [(i, whole, key, value) for i in call.own_rows if call.seen[i].any()]
 
@@ -167,7 +162,7 @@ class Sums:
         """Add what chunk `i` of rows sees of the keys of chunk `k`.  The order of these calls and the pieces are fixed,
         and therefore so are the bits."""
         call = self.call
-        for piece in pieces(call, call.q_chunks[i], k):
+        for piece in pieces(call, call.q_chunks[i], k, LEAST_ROWS):
             out, lse = call.rows_of(self.out, piece), call.lse_of(self.lse, piece)
             if i not in self.begun:
                 lse[...] = call.attend(piece, k, key, value, True, out)

@@ -23,10 +23,10 @@ def check_heads(call):
         )
 
 
-def attend_by_heads(call, options, tally):
+def attend_by_heads(call, options):
     """As `attend` of _attention.py.  A row's result does not depend on the other heads, so its bits are those of the
     plain call, as long as the same engine computes both."""
-    mail = Mail(call.group.comm, tally)
+    mail = Mail(call.group)
     exchange = Exchange(call, mail)
     heads, kv_heads = shares(call.heads, call.kv_heads, call.group.size)
     query = exchange.rows_to_heads(call.query, heads, call.q_chunks, call.rows)
@@ -155,5 +155,4 @@ class Exchange:
         arriving = [math.prod(each) * dtype.itemsize for each in shapes]
         self.group.comm.Alltoallv([sent.view(np.uint8), sizes], [received.view(np.uint8), arriving])
         self.mail.tally.bytes_sent += sent.nbytes - sizes[self.group.rank]
-        self.mail.tally.messages += self.group.size - 1
         return whole, [x.reshape(each) for x, each in zip(np.split(received, ends[:-1]), shapes)]

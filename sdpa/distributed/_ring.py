@@ -3,7 +3,6 @@
 import itertools
 import math
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,27 +10,14 @@ from ._agreement import Elsewhere, room
 
 NOTHING = np.empty(0, np.uint8)
 PIECE_FLOPS = 2e9  # of a call, 20 to 50 ms of one thread: between such calls MPI gets to move what is under way
-LEAST_ROWS = 256  # of such a call
-# Each call of gradients has its own part of those of all its keys, which is added to the others: that takes 15 % of the
-# time of a call with 256 rows and 2 % of one with 2048.
-LEAST_ROWS_BACKWARD = 2048
-
-
-@dataclass
-class Tally:
-    """What one rank has sent, and how long it has waited for others."""
-
-    bytes_sent: int = 0
-    messages: int = 0
-    seconds_waiting: float = 0.0
 
 
 class Mail:
     """Messages of one rank.  A rank that has failed sends nothing in place of each array that it still owes, so that
     nobody waits for it; who gets nothing has failed, too."""
 
-    def __init__(self, comm, tally):
-        self.comm, self.tally, self.failure = comm, tally, None
+    def __init__(self, group):
+        self.comm, self.tally, self.failure = group.comm, group.tally, None
 
     def receive(self, array, source, tag):
         return self.comm.Irecv(_bytes(array), source, tag), array.nbytes
@@ -39,7 +25,6 @@ class Mail:
     def send(self, array, to, tag):
         data = NOTHING if self.failure is not None else _bytes(array)
         self.tally.bytes_sent += data.size
-        self.tally.messages += 1
         return self.comm.Isend(data, to, tag), 0
 
     def wait(self, requests):
@@ -141,8 +126,9 @@ class Travel:
         return requests, coming
 
 
-def pieces(call, q, k, least=LEAST_ROWS):
-    """The rows of chunk `q` in the pieces that are computed at once for the keys of chunk `k`."""
+def pieces(call, q, k, least):
+    """The rows of chunk `q` in the pieces that are computed at once for the keys of chunk `k`, of `least` rows or more
+    each, unless there are fewer."""
     flops = 2 * call.rows_at_position * k.count * (call.query.shape[-1] + call.value.shape[-1])
     number = max(1, min(q.count // least, round(q.count * flops / PIECE_FLOPS)))
     rows = max(64, -(-q.count // number // 64) * 64)  # a task of the kernels has up to 64 rows

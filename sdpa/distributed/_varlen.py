@@ -15,7 +15,6 @@ from ._attention import attend, check_result
 from ._backward import differentiate, take_results
 from ._calls import OVER_PAIRS, Dense
 from ._layout import check_layout, within
-from ._ring import Tally
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -63,7 +62,7 @@ def attention_varlen(
         group, query, key, value, options, ATTENTION_VARLEN, layout, (cu_seqlens_q, cu_seqlens_k),
         lambda call: check_result(call, options),
     )  # fmt: skip
-    return attend(call, options, Tally())
+    return attend(call, options)
 
 
 @ATTENTION_VARLEN_BACKWARD
@@ -96,7 +95,7 @@ def attention_varlen_backward(
         group, query, key, value, options, ATTENTION_VARLEN_BACKWARD, layout, (cu_seqlens_q, cu_seqlens_k),
         lambda call: take_results(call, results), **{"whether grad_lse is given": grad_lse is not None},
     )  # fmt: skip
-    return differentiate(call, results, Tally())
+    return differentiate(call, results)
 
 
 class Packed(Dense):

@@ -12,7 +12,7 @@ from support.packed import KS, QS, A, K, V
 
 import sdpa
 from sdpa import _core, distributed
-from sdpa.distributed import _agreement, _attention, _backward, _heads, _ring, _whole
+from sdpa.distributed import _agreement, _attention, _heads, _whole
 
 world = MPI.COMM_WORLD
 LAST = world.size - 1
@@ -291,6 +291,14 @@ def several_communicators():
     half.Free()
 
 
+def bytes_sent(call):
+    """By this rank."""
+    tally = _agreement.join(world).tally
+    before = tally.bytes_sent
+    call()
+    return tally.bytes_sent - before
+
+
 def what_travels():
     """As `explain` says, and no more than what windows and causality let a rank see."""
     _attention.GATHER_BYTES = -1
@@ -306,32 +314,28 @@ def what_travels():
         ("zigzag", dict(causal=True), block * world.size * LAST * 3 // 4),
     ):
         mine = spread(query, key, value, layout=layout)
-        tally = _ring.Tally()
-        _attention.spread(world, *mine, layout, "sequence", options, tally)
+        really = bytes_sent(lambda: distributed.attention(world, *mine, layout=layout, **options))  # noqa: B023
         told = distributed.explain(world, *mine, layout=layout, **options)
-        assert told.bytes_sent == tally.bytes_sent and told.bytes_sent_in_all == sent, (layout, options, told, sent)
+        assert told.bytes_sent == really and told.bytes_sent_in_all == sent, (layout, options, told, sent)
         assert told.way == ("ring" if world.size > 1 else "one rank") and f"{told.flops}" in str(told)
         out = np.ones(mine[0].shape)
         lse = np.ones(out.shape[:-1])
-        results = dict(grad_out=out, out=out, lse=lse, grad_lse=None)
-        tally = _ring.Tally()
-        _backward.spread(world, results, *mine, layout, options, tally)
-        assert world.allreduce(tally.bytes_sent) == 2 * sent  # the gradients of what travelled go back
+        arrays = out, *mine, out, lse
+        really = bytes_sent(lambda: distributed.attention_backward(world, *arrays, layout=layout, **options))  # noqa: B023
+        assert world.allreduce(really) == 2 * sent  # the gradients of what travelled go back
     _attention.GATHER_BYTES = 1 << 30
-    tally = _ring.Tally()
     mine = spread(query, key, value)
-    _attention.spread(world, *mine, "contiguous", "sequence", {}, tally)
     told = distributed.explain(world, *mine)
-    assert told.bytes_sent == tally.bytes_sent == LAST * block and told.way in ("gather", "one rank")
+    really = bytes_sent(lambda: distributed.attention(world, *mine))
+    assert told.bytes_sent == really == LAST * block and told.way in ("gather", "one rank")
     causal = {
         layout: distributed.explain(world, *spread(query, key, value, layout=layout), layout=layout, causal=True)
         for layout in ("contiguous", "zigzag")
     }
     assert causal["zigzag"].balance <= 1.05 and causal["contiguous"].balance <= 2
     if world.size <= 2:
-        tally = _ring.Tally()
-        _attention.spread(world, *mine, "contiguous", "heads", {}, tally)
-        assert distributed.explain(world, *mine, split="heads").bytes_sent == tally.bytes_sent
+        told = distributed.explain(world, *mine, split="heads")
+        assert told.bytes_sent == bytes_sent(lambda: distributed.attention(world, *mine, split="heads"))
 
 
 def whole_arrays():

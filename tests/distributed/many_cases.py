@@ -14,30 +14,43 @@ from support.ranks import holds, joined, on_ranks, positions, taken
 
 import sdpa
 from sdpa import distributed, reference
-from sdpa.distributed import _attention
+from sdpa.distributed import _attention, _backward, _ring
+
+USUAL = _ring.PIECE_FLOPS, _attention.LEAST_ROWS, _backward.LEAST_ROWS
 
 # What one rank does.
+
+
+def choose(gathered, in_pieces):
+    """Whether keys are gathered, or travel; and whether 64 rows are computed at a time, or as many as there are."""
+    _attention.GATHER_BYTES = 1 << 20 if gathered else -1
+    _ring.PIECE_FLOPS, _attention.LEAST_ROWS, _backward.LEAST_ROWS = (1, 1, 1) if in_pieces else USUAL
 
 
 def of_rows(options, rows, all_rows):
     return {name: taken(x, rows, -2, all_rows) if name in ("mask", "bias") else x for name, x in options.items()}
 
 
-def attend(comm, arrays, options, places, gathered, how):
+def attend(comm, arrays, options, places, chosen, how):
     """(out, lse) of the rows of this rank."""
-    _attention.GATHER_BYTES = 1 << 20 if gathered else -1
+    choose(*chosen)
     query, key, value = arrays
     rows, keys = (of[comm.rank] for of in places)
     mine = [np.take(x, at, -2) for x, at in ((query, rows), (key, keys), (value, keys))]
     before = [x.copy() for x in mine]
     more = how | of_rows(options, rows, query.shape[-2])
-    found, again = (distributed.attention(comm, *mine, return_lse=True, **more) for _ in range(2))
+    found = distributed.attention(comm, *mine, return_lse=True, **more)
+    wide = np.empty((2, *found[0].shape), float64 if found[0].dtype == float64 else float32)[comm.rank % 2]
+    again = distributed.attention(comm, *mine, return_lse=True, out=wide, **more)
+    with np.errstate(over="ignore"):
+        again = wide.astype(found[0].dtype), again[1]
     for x, y in zip((*found, *before), (*again, *mine)):
         np.testing.assert_array_equal(x, y)  # the same bits, and inputs are not written
     return found
 
 
-def differentiate(comm, call, options, places, how):
+def differentiate(comm, call, options, places, chosen, how):
+    choose(*chosen)
     rows, keys = (of[comm.rank] for of in places)
     where = {"key": (keys, -2), "value": (keys, -2), "lse": (rows, -1), "grad_lse": (rows, -1)}
     mine = {name: np.take(x, *where.get(name, (rows, -2))) for name, x in call.items()}
@@ -48,8 +61,8 @@ def differentiate(comm, call, options, places, how):
     return first
 
 
-def attend_packed(comm, arrays, where, options, places, gathered, how):
-    _attention.GATHER_BYTES = 1 << 20 if gathered else -1
+def attend_packed(comm, arrays, where, options, places, chosen, how):
+    choose(*chosen)
     rows, keys = (of[comm.rank] for of in places)
     more = where | how | of_rows(options, rows, len(arrays[0]))
     return distributed.attention_varlen(
@@ -65,6 +78,8 @@ def differentiate_packed(comm, call, where, options, places, how):
 
 
 # What rank 0 draws, and how it judges.
+
+CHOSEN = st.tuples(st.booleans(), st.booleans())
 
 
 @st.composite
@@ -103,7 +118,7 @@ def forward(ranks, data):
     places, how = data.draw(spreads(query.shape[-2], key.shape[-2], size=ranks.comm.size))
     if query.ndim > 2 and query.shape[-3] >= ranks.comm.size and data.draw(st.booleans()):
         how |= {"split": "heads"}
-    found = ranks.all(attend, (query, key, value), options, places, data.draw(st.booleans()), how)
+    found = ranks.all(attend, (query, key, value), options, places, data.draw(CHOSEN), how)
     out, lse = (joined(parts, places[0], axis) for parts, axis in zip(zip(*found), (-2, -1)))
     judge(out, lse, query, key, value, factor=4, floor=20, **options)
 
@@ -119,7 +134,7 @@ def backward(ranks, data):
         grad_lse=np.asarray(grad_lse).astype(lse.dtype),
     )  # fmt: skip
     places, how = data.draw(spreads(query.shape[-2], key.shape[-2], size=ranks.comm.size))
-    found = ranks.all(differentiate, call, options, places, how)
+    found = ranks.all(differentiate, call, options, places, data.draw(CHOSEN), how)
     grads = whole_gradients(found, places, options, query.shape[-2], -2)
     judge_gradients(grads, call | options, factor=4, floor=40)
 
@@ -137,7 +152,7 @@ def of_packed(ranks, data):
     if T == 1:  # one row is not told from one row for all
         options = {name: x for name, x in options.items() if name not in ("mask", "bias")}
     places, how = data.draw(spreads(T, U, size=ranks.comm.size))
-    found = ranks.all(attend_packed, arrays, where, options, places, data.draw(st.booleans()), how)
+    found = ranks.all(attend_packed, arrays, where, options, places, data.draw(CHOSEN), how)
     out, lse = (joined(parts, places[0], 0) for parts in zip(*found))
     judge_packed(out, lse, *arrays, factor=4, floor=20, **where, **options)
 
