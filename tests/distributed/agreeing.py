@@ -9,6 +9,7 @@ from support.draw import draw, float32, float64, rng
 from support.errors import ERRORS
 from support.packed import ERRORS as PACKED_ERRORS
 from support.packed import KS, QS, A, K, V
+from support.ranks import caught, same_everywhere
 
 import sdpa
 from sdpa import _core, distributed
@@ -16,18 +17,6 @@ from sdpa.distributed import _agreement, _attention, _heads, _whole
 
 world = MPI.COMM_WORLD
 LAST = world.size - 1
-
-
-def same_everywhere(call, comm=world):
-    """The error that `call()` raises, which must be the same on all ranks."""
-    error = None
-    try:
-        call()
-    except Exception as raised:
-        error = raised
-    said = comm.allgather((type(error).__name__, str(error)))
-    assert len(set(said)) == 1 and error is not None, said
-    return error
 
 
 class NoArray:
@@ -237,24 +226,12 @@ def a_rank_has_no_memory_for_what_arrives():
         assert number > 1 or (module is _whole and rank), (module, rank)
 
 
-def caught(call):
-    try:
-        call()
-    except Exception as error:
-        return error
-
-
 def check_failure(rank, function, *arrays, **options):
     if world.size == 1:
         return
-    try:
-        function(world, *arrays, **options)
-    except MemoryError:
-        assert world.rank == rank
-    except RuntimeError as error:
-        assert world.rank != rank and f"failed on rank {rank}" in str(error) and "no memory" in str(error)
-    else:
-        raise AssertionError("no error")
+    error = caught(function, world, *arrays, **options)
+    assert isinstance(error, MemoryError if world.rank == rank else RuntimeError) and "no memory" in str(error), error
+    assert world.rank == rank or f"failed on rank {rank}" in str(error)
 
 
 def one_rank_is_the_plain_call():
@@ -376,12 +353,8 @@ def a_communicator_keeps_its_group():
     assert _agreement.join(again) is group and group.comm != again and group.size == world.size
     again.Free()
     for comm in (MPI.COMM_NULL, None):
-        try:
-            _agreement.join(comm)
-        except TypeError as error:
-            assert "communicator of mpi4py" in str(error)
-        else:
-            raise AssertionError("no error")
+        error = caught(_agreement.join, comm)
+        assert isinstance(error, TypeError) and "communicator of mpi4py" in str(error)
 
 
 for check in (

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 from support.draw import draw, rng
+from support.ranks import caught, same_everywhere
 
 import sdpa
 from sdpa import distributed
@@ -17,18 +18,6 @@ from sdpa._cache import kv
 world = MPI.COMM_WORLD
 LAST = world.size - 1
 FOLDER = Path(sys.argv[-1])  # doctests import this file, too, with other arguments
-
-
-def same_everywhere(call, *arguments, **options):
-    """The error that the call raises, which must be the same on all ranks."""
-    error = None
-    try:
-        call(*arguments, **options)
-    except Exception as raised:
-        error = raised
-    said = world.allgather((type(error).__name__, str(error)))
-    assert len(set(said)) == 1 and error is not None, said
-    return error
 
 
 def tokens(count, B=2, G=2, D=20, E=12, seed=0):
@@ -53,12 +42,7 @@ def wrong_sizes():
     if LAST:
         error = same_everywhere(distributed.KVCache, world, 2, 2, 4 + (world.rank == LAST))
         assert f"head_dim is 4 on rank 0 and 5 on rank {LAST}" in str(error)
-    try:
-        distributed.KVCache(None, 1, 1, 4)
-    except TypeError as error:
-        assert "comm is None" in str(error)
-    else:
-        raise AssertionError
+    assert "comm is None" in str(caught(distributed.KVCache, None, 1, 1, 4))
 
 
 def wrong_tokens():
@@ -190,14 +174,6 @@ def a_rank_fails_in_the_middle():
             error = caught(cache.append, *tokens(50))
             assert isinstance(error, KeyboardInterrupt if world.rank == rank else Exception)
         np.testing.assert_array_equal(cache.attend(query), before)
-
-
-def caught(call, *arguments):
-    try:
-        call(*arguments)
-    except BaseException as error:
-        return error
-    raise AssertionError("no error")
 
 
 def files():

@@ -91,6 +91,24 @@ def on_ranks(comm, main):
         comm.bcast(None)
 
 
+def caught(call, *arguments, **options):
+    """The error that the call raises, or None."""
+    try:
+        call(*arguments, **options)
+    except BaseException as error:
+        return error
+
+
+def same_everywhere(call, *arguments, **options):
+    """The error that the call raises, which must be the same on all ranks."""
+    from mpi4py import MPI
+
+    error = caught(call, *arguments, **options)
+    said = MPI.COMM_WORLD.allgather((type(error).__name__, str(error)))
+    assert len(set(said)) == 1 and error is not None, said
+    return error
+
+
 def holds(check, ranks):
     """`check(ranks, data)` for as many examples as the command line says, and from the seed that it may say."""
 
