@@ -97,10 +97,12 @@ class Travel:
         self.route, self.rank, self.mail = call.route, call.group.rank, mail
         self.shelf = Shelf(call, [call.key.dtype, call.value.dtype])
         own = [c for c, owner in enumerate(self.route.owners) if owner == self.rank and self.route.needs[:, c].any()]
-        self.own = self.shelf.lay_out(self.shelf.room("own", own), own)  # copies, in C order
-        for c, arrays in self.own.items():
-            for array, of_rank in zip(arrays, (call.key, call.value)):
-                array[...] = call.rows_of(of_rank, call.k_chunks[c])
+        self.own = {c: [call.rows_of(x, call.k_chunks[c]) for x in (call.key, call.value)] for c in own}
+        apart = [c for c, arrays in self.own.items() if not all(x.flags.c_contiguous for x in arrays)]
+        for c, copies in self.shelf.lay_out(self.shelf.room("own", apart), apart).items():
+            for copy, array in zip(copies, self.own[c]):
+                copy[...] = array
+            self.own[c] = copies  # in C order, as they travel
         steps = [dict(self.route.arrivals(self.rank, step)) for step in range(1, self.route.size)]
         self.blocks = [self.shelf.room(f"block {i}", *steps) for i in range(min(2, sum(map(bool, steps))))]
 
