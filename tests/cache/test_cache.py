@@ -23,6 +23,7 @@ from support.processes import run_python
 
 import sdpa
 from sdpa import KVCache, _core, reference
+from sdpa._cache import files
 
 FLOATS = WIDE | HALF
 ALL = FLOATS | {"int8": np.int8}
@@ -873,11 +874,11 @@ def test_an_interrupted_save_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "cache"
     filled(20).save(path)
 
-    def full(file, array, **options):
+    def full(file, array):
         file.write_bytes(array[:, :, :1].tobytes())
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(np, "save", full)
+    monkeypatch.setattr(files, "write_npy", full)
     with pytest.raises(OSError, match="no space"):
         filled(5).save(path)
     assert len(KVCache.load(path)) == 20 and [x.name for x in tmp_path.iterdir()] == ["cache"]
