@@ -59,7 +59,7 @@ def test_a_file_that_is_cut_anywhere_is_an_error(tmp_path):
     for size in (0, 7, 8, 20, header - 1, header, header + 1, len(data) - 1):
         with raises("f has .* truncated|f: tensor '.' ends at byte .*: it is truncated"):
             Safetensors(file(tmp_path / "f", data[:size]))
-    with raises("has 33 bytes of data: they must be those of tensors, and 32 are"):
+    with raises("has 33 bytes of data: the tensors must fill all of them, and fill 32"):
         Safetensors(file(tmp_path / "f", data + b"!"))
 
 
