@@ -132,7 +132,7 @@ lint: $(DONE)/dev
 # Half of the time is the laboratory's.
 build/lab.html: $(DONE)/docs $(wildcard sdpa/lab/*.py sdpa/_report/*.py)
 	mkdir -p build
-	python -m sdpa lab --html $@
+	python -m sdpa lab --html $@ >/dev/null
 
 docs: $(DONE)/docs build/lab.html
 	rm -rf build/docs

@@ -20,7 +20,6 @@ extensions = [
     "myst_nb",
     "sphinx_design",
     "extensions.adapters",
-    "extensions.formulas",
     "extensions.generated",
     "extensions.pictures",
     "extensions.repository",
@@ -28,7 +27,7 @@ extensions = [
 exclude_patterns = ["charts", "extensions"]
 
 # Pages are Markdown, as GitHub shows it too; notebooks are executed.
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 myst_url_schemes = ["http", "https", "mailto", "repository"]
 nb_execution_mode = "cache"
@@ -42,6 +41,9 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
+
+highlight_language = "none"  # of blocks that do not say: drawings, masks, commands
+toc_object_entries_show_parents = "hide"
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"sdpa {version}"

@@ -1,1 +1,1 @@
-"""What the site needs beside Sphinx: links into the repository, pages made from the code, pictures, formulas."""
+"""What the site needs beside Sphinx: links into the repository, what pages take from the code, pictures."""

@@ -1,7 +1,7 @@
 """Pictures in the colours of the site.
 
-An SVG of this project follows what its reader prefers, light or dark.  The site has a switch of its own, which a picture
-in a file cannot see.  So each picture is shown twice, drawn for light and for dark paper, and the theme hides one.
+An SVG of this project follows what its reader prefers, light or dark.  The site has a switch of its own, which a
+picture in a file cannot see.  So each picture is shown twice, for light and for dark paper, and the theme hides one.
 """
 
 import re
@@ -32,7 +32,7 @@ class Drawn(SphinxDirective):
             label = " ".join(draw.__doc__.split())
             with drawing.style():
                 text = svg.picture(draw(), label)
-            figure = nodes.figure("", *in_both(self.env, self.env.docname, name, text, label))
+            figure = nodes.figure("", in_both(self.env, self.env.docname, name, text, label))
             figure += nodes.caption(label, label)
             shown += figure
         self.env.note_dependency(pictures.__file__)
@@ -40,18 +40,16 @@ class Drawn(SphinxDirective):
 
 
 def in_both(env, page, name, text, label):
-    """The nodes that show a picture; its text is written when the site is finished."""
+    """What shows a picture; its text is written when the site is finished.  Both images are one part of a figure, as
+    the theme also hides the caption beside an image that it hides."""
     env.own_pictures = {**getattr(env, "own_pictures", {}), name: text}
     root = "../" * page.count("/")
     wide = re.search(r'\bwidth="(\d+)"', text)[1]
-    return [
-        nodes.raw(
-            "",
-            f'<img class="only-{scheme}" src="{root}{FOLDER}/{name}-{scheme}.svg" width="{wide}" alt="{escape(label)}">',
-            format="html",
-        )
+    images = "".join(
+        f'<img class="only-{scheme}" src="{root}{FOLDER}/{name}-{scheme}.svg" width="{wide}" alt="{escape(label)}">'
         for scheme in SCHEMES
-    ]
+    )
+    return nodes.raw("", f"<span>{images}</span>", format="html")
 
 
 def replace(app, tree, page):

@@ -58,6 +58,7 @@ def read(app, page, source):
 
 
 def sections(env, asked):
+    """The text that `asked`, a match of SECTIONS, stands for."""
     file = (DOCS / env.docname).parent / asked["path"]
     env.note_dependency(str(file.resolve()))
     text = file.read_text(encoding="utf-8")
@@ -85,18 +86,19 @@ def with_links(env, text, folder):
         target = found["target"]
         if target is None or re.match(r"[a-z]+:|#", target):
             return found[0]
-        path, hash, anchor = target.partition("#")
+        path, mark, anchor = target.partition("#")
         path = normpath(folder / path)
         if found["bang"]:
             target = relpath(path, PurePosixPath("docs", env.docname).parent)
         elif folder.parts[:1] != ("docs",) or not path.startswith("docs/") or not path.endswith(".md"):
-            target = SCHEME + path + hash + anchor
+            target = SCHEME + path + mark + anchor
         return f"{found['bang']}[{found['text']}]({target})"
 
     return FENCE_OR_LINK.sub(of_site, text)
 
 
 def resolve(app, tree, page):
+    """Gives links into the repository their addresses on the site."""
     for link in tree.findall(nodes.reference):
         if link.get("refuri", "").startswith(SCHEME):
             link["refuri"] = address(app, page, link["refuri"].removeprefix(SCHEME), link)
@@ -105,16 +107,16 @@ def resolve(app, tree, page):
 
 def address(app, page, target, link):
     """Of a file of the repository, or of one of its sections, from a page."""
-    path, hash, anchor = target.partition("#")
+    path, mark, anchor = target.partition("#")
     uri = app.builder.get_relative_uri
     if path in extra_files(app):
         return relpath(PurePosixPath(path).name, PurePosixPath(page).parent)
     pages = ["index"] if path == "docs" else pages_with(app.env, path)
-    if not pages:
+    if not pages:  # so the site shows the file itself
         if not (ROOT / path).is_file():
             warn("there is no file %s in the repository", path, location=link)
         app.env.shown_files = {*getattr(app.env, "shown_files", ()), path}
-        return uri(page, f"{SHOWN}/{path}") + hash + anchor
+        return uri(page, f"{SHOWN}/{path}") + mark + re.sub(r"^L(?=\d)", "L-", anchor)
     if not anchor:
         return uri(page, pages[0])
     for found in pages:
@@ -134,23 +136,23 @@ def pages_with(env, path):
     if path.startswith("docs/") and path.removeprefix("docs/").removesuffix(".md") in env.found_docs:
         return [path.removeprefix("docs/").removesuffix(".md")]
     file = ROOT / path
-    return [
-        page for page in in_order(env) if any((DOCS / name).resolve() == file for name in env.dependencies[page])
-    ]
+    return [page for page in in_order(env) if any((DOCS / name).resolve() == file for name in env.dependencies[page])]
 
 
 def in_order(env, page="index"):
+    """The pages in the order of the contents."""
     yield page
     for child in env.toctree_includes.get(page, ()):
         yield from in_order(env, child)
 
 
 def pages_of_files(app):
+    """A page for each file that others link to."""
     for path in sorted(getattr(app.env, "shown_files", ())):
         text = (ROOT / path).read_text(encoding="utf-8")
         formatter = HtmlFormatter(linenos="inline", lineanchors="L", anchorlinenos=True, wrapcode=True)
         code = highlight(text, lexer_of(path), formatter)
-        body = f"<section><h1><code>{escape(path)}</code></h1>\n{code}</section>"
+        body = f'<section class="shown"><h1>{escape(path)}</h1>\n{code}</section>'
         yield f"{SHOWN}/{path}", {"title": path, "body": body, "parents": []}, "page.html"
 
 

@@ -122,7 +122,8 @@ def scaled_dot_product_attention(
     query, key, value
         NumPy arrays, as for `attention`.
     attn_mask : boolean or floating
-        Boolean: True, if the query may attend to the key.  Floating: it is added to the scores.  It must be None if is_causal is True.
+        Boolean: where it is True, the query may attend to the key.  Floating: it is added to the scores.  It must be
+        None if is_causal is True.
     dropout_p
         Must be 0: this library has no random numbers.
     is_causal

@@ -4,7 +4,6 @@ import argparse
 import inspect
 import re
 import runpy
-import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -32,7 +31,12 @@ def test_each_page_is_in_the_contents():
     listed = {"index"}
     for name, text in PAGES.items():
         folder = Path(name).parent
-        listed |= {(folder / line).as_posix() for _, lines in blocks("toctree", text) for line in lines.split("\n") if re.match(r"\w", line)}
+        listed |= {
+            (folder / line).as_posix()
+            for _, lines in blocks("toctree", text)
+            for line in lines.split("\n")
+            if re.match(r"\w", line)
+        }
     assert listed == {name.removesuffix(".md") for name in PAGES}
 
 
@@ -68,7 +72,11 @@ def test_every_command_is_in_the_reference(monkeypatch):
 
 def test_every_environment_variable_is_in_the_reference():
     """Those that Python code asks for, and those of OpenMP's that change an answer of it."""
-    code = "".join(path.read_text(encoding="utf-8") for path in [*(ROOT / "sdpa").rglob("*.p*"), ROOT / "setup.py"] if path.suffix in {".py", ".pyx", ".pxi"})
+    code = "".join(
+        path.read_text(encoding="utf-8")
+        for path in [*(ROOT / "sdpa").rglob("*.p*"), ROOT / "setup.py"]
+        if path.suffix in {".py", ".pyx", ".pxi"}
+    )
     read = set(re.findall(r"environ(?:\.get\(|\[)\"([A-Z_]+)\"", code))
     told = set(re.findall(r"`([A-Z_]{4,})(?:=[\w,]+)?`", PAGES["reference/environment.md"]))
     assert "SDPA_KERNEL" in read and read <= told

@@ -40,7 +40,9 @@ class Page(HTMLParser):
 
 
 def pages(site):
-    return {file: Page(file) for file in sorted(site.rglob("*.html"))}
+    """Of the site, by file; what the theme has among its static files is no page."""
+    files = sorted(site.rglob("*.html"))
+    return {file: Page(file) for file in files if "_static" not in file.relative_to(site).parts}
 
 
 def elsewhere(link):
@@ -64,8 +66,8 @@ def faults(site):
 def fault(link, file, every):
     if elsewhere(link):
         parts = urlsplit(link)
-        right = parts.scheme == "mailto" and "@" in parts.path or parts.scheme == "https" and "." in parts.netloc
-        return "" if right else f"{link} is neither https nor an address"
+        right = {"mailto": "@" in parts.path, "https": "." in parts.netloc}
+        return "" if right.get(parts.scheme) else f"{link} is neither https nor an address"
     path, _, anchor = link.partition("#")
     target = (file.parent / unquote(path.partition("?")[0])).resolve() if path else file
     if target.is_dir():
@@ -92,8 +94,8 @@ def served(*folders):
 
     class Handler(SimpleHTTPRequestHandler):
         def translate_path(self, path):
-            where = [Path(super(Handler, self).translate_path(path)).relative_to(self.directory)]
-            every = [folder / where[0] for folder in folders]
+            where = Path(super().translate_path(path)).relative_to(self.directory)
+            every = [folder / where for folder in folders]
             return str(next((file for file in every if file.exists()), every[0]))
 
         def log_message(self, *_):
