@@ -215,8 +215,13 @@ static inline ALWAYS_INLINE void sum_tile(const int height, const int vectors, c
     vf sum[TALLEST][SDPA_MAX_VECTORS];
     set_to_zero(height, vectors, sum);
     for (int64_t k = 0; k < p.count; ++k) {
-        UNROLL_FOR (int line = 0; line < (STEP_LINES + sharers - 1) / sharers; ++line)
-            PREFETCH(p.soon + k * p.pace + line * LINE, sharers == 1 ? 3 : 2);
+        UNROLL_FOR (int line = 0; line < (STEP_LINES + sharers - 1) / sharers; ++line) {
+            const char *at = p.soon + k * p.pace + line * LINE;
+            if (sharers == 1)
+                PREFETCH(at, 3);
+            else
+                PREFETCH(at, 2);
+        }
         multiply(height, 0, vectors, sum, 1, p.x + k, p.stride, 1, p.w + k * ROWS, ROWS);
     }
     if (p.more)
