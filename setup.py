@@ -1,5 +1,6 @@
 """Builds sdpa._core: the Cython algorithm, and csrc/kernel.c once per instruction set, compute type and engine.
 
+SDPA_THREADS=pool takes the threads of a pool of our own and not those of OpenMP, which is the default (openmp);
 SDPA_WERROR=1 makes warnings errors; SDPA_DEBUG=1 keeps what debuggers and profilers read;
 SDPA_SANITIZE=address,undefined builds with sanitizers, and keeps it, too.
 """
@@ -8,7 +9,7 @@ import contextlib
 import itertools
 import logging
 import os
-import sys
+import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 
+# Of what is built, which may be another system than this one: 'linux-x86_64', 'macosx-11.0-arm64', 'win-amd64'.
+TARGET = sysconfig.get_platform()
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mf16c", "-mprefer-vector-width=512"]
 # What is the same for all instruction sets, types and engines.
 COMMON = ["csrc/dispatch.c", "csrc/memory/quantise.c"]
@@ -77,6 +80,12 @@ OPENMP = [  # (flags to compile, flags to link): GCC and clang, Apple's clang, M
     (["/openmp"], []),
 ]
 OPENMP_PROBE = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
+# csrc/pool.h; fegetenv is in the library of mathematics.
+POOL = ["-DSDPA_POOL"], [] if TARGET.startswith("win") else ["-pthread", "-lm"]
+# GCC takes the stack of Windows for aligned to whole vectors, which it is not (its bug 54412).  With this flag the
+# assembler takes moves that need no alignment.
+UNALIGNED = ["-Wa,-muse-unaligned-vector-move"]
+MISALIGNS = "#if !defined(_WIN64) || !defined(__GNUC__) || defined(__clang__)\n#error not GCC for Windows\n#endif\n"
 
 # Without contraction a product and a sum stay two roundings with every compiler: where they fuse, the source says so.
 C_FLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"]
@@ -84,7 +93,7 @@ WARNINGS = ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("SDPA_WERROR") 
 # Python's own flags ask for debug information: ten times the size of the rest.
 KEEP_NAMES = os.environ.get("SDPA_DEBUG") or os.environ.get("SDPA_SANITIZE")
 C_FLAGS += ["-g"] if KEEP_NAMES else ["-g0"]
-STRIP = ["-Wl,-s"] if sys.platform == "linux" and not KEEP_NAMES else []
+STRIP = [] if KEEP_NAMES else ["-Wl,-S", "-Wl,-x"] if TARGET.startswith("macosx") else ["-Wl,-s"]
 SANITIZE = []
 if os.environ.get("SDPA_SANITIZE"):
     # Python's own flags may have -fwrapv, which hides overflow, and -g, with which GCC finds where each variable is:
@@ -95,11 +104,12 @@ if os.environ.get("SDPA_SANITIZE"):
 class BuildKernels(build_ext):
     def build_extension(self, ext):
         msvc = self.compiler.compiler_type == "msvc"  # takes unknown flags with a warning, so it gets the baseline only
-        c_flags = ["/std:c11", "/O2"] if msvc else C_FLAGS + SANITIZE
-        isas = [] if msvc else self.usable_isas()
-        compile_openmp, link_openmp = self.openmp_flags()
-        ext.extra_compile_args = c_flags + compile_openmp
-        ext.extra_link_args = SANITIZE + link_openmp + ([] if msvc else STRIP)
+        c_flags = ["/std:c11", "/O2"] if msvc else [*C_FLAGS, *SANITIZE]
+        c_flags += UNALIGNED if self.compiles(MISALIGNS) else []
+        isas = [] if msvc else self.usable_isas(c_flags)
+        compile_threads, link_threads = self.thread_flags(msvc)
+        ext.extra_compile_args = c_flags + compile_threads
+        ext.extra_link_args = SANITIZE + link_threads + ([] if msvc else STRIP)
         ext.extra_objects = self.compile_kernels(isas, c_flags if msvc else c_flags + WARNINGS)
         # The objects are new and their flags may be too, which no timestamp shows: always link.
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
@@ -128,21 +138,30 @@ class BuildKernels(build_ext):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return [path for objects in pool.map(compile_one, *zip(*jobs)) for path in objects]
 
-    def usable_isas(self):
+    def usable_isas(self, c_flags):
         usable = []
         for name, isa in ISAS.items():
-            if self.compiles(isa.probe, isa.flags):
+            if self.compiles(isa.probe, c_flags + isa.flags):
                 usable.append(name)
             elif self.compiles(f"#ifndef {isa.architecture}\n#error another architecture\n#endif\n"):
                 self.warn(f"the compiler does not take {' '.join(isa.flags)}: the {name} kernel is left out")
         return usable
 
-    def openmp_flags(self):
+    def thread_flags(self, msvc):
+        """Flags to compile and to link, for the threads that SDPA_THREADS names."""
+        wanted = os.environ.get("SDPA_THREADS") or "openmp"
+        if wanted not in ("openmp", "pool"):
+            raise ValueError(f"SDPA_THREADS is {wanted!r}: it must be 'openmp' or 'pool'")
+        if wanted == "pool" and msvc:
+            raise ValueError("SDPA_THREADS is 'pool', which needs GCC or clang: this is Microsoft's compiler")
+        if wanted == "pool":
+            return POOL
         for compile_flags, link_flags in OPENMP:
             if self.compiles(OPENMP_PROBE, compile_flags, link_flags):
                 return compile_flags, link_flags
-        self.warn("the compiler has no OpenMP: every call will run on one thread")
-        return [], []
+        instead = "every call will run on one thread" if msvc else "threads come from a pool of the library's own"
+        self.warn(f"the compiler has no OpenMP: {instead}")
+        return ([], []) if msvc else POOL
 
     def compiles(self, code, flags=(), link_flags=None):
         """Whether the compiler takes `code` with `flags`, and the linker `link_flags` if any."""

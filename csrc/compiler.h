@@ -6,7 +6,8 @@
  *     ALWAYS_INLINE    where constant arguments become part of the code
  *     NOINLINE         what is compiled on its own
  *     ALL_WRITTEN      what was written is in memory, and not still in a register
- *     PREFETCH         asks for a cache line, into all caches (3) or from the second level on (2) */
+ *     PREFETCH         asks for a cache line, into all caches (3) or from the second level on (2)
+ *     PAUSE            leaves the core to what else runs on it, for a moment */
 #ifndef SDPA_COMPILER_H
 #define SDPA_COMPILER_H
 
@@ -31,6 +32,14 @@
 #define NOINLINE
 #define PREFETCH(at, level) (void)(at)
 #define ALL_WRITTEN()
+#endif
+
+#if defined(__x86_64__) || defined(__i386__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__) && defined(__GNUC__)
+#define PAUSE() __asm__ volatile("isb" ::: "memory")
+#else
+#define PAUSE() (void)0
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)

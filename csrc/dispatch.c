@@ -69,46 +69,60 @@ const sdpa_isa sdpa_isas[] = {
 #include <unistd.h>
 #endif
 
-/* __builtin_cpu_supports also asks whether the operating system saves the wide registers.  Not all compilers let it ask
- * for F16C, whose registers are those of AVX2. */
-static int converts_float16(void)
+/* Registers that the operating system saves, as bits of XCR0.  macOS saves those of AVX-512 from their first use on, and
+ * does not say so before. */
+enum { WIDE = 0x6 };
+#ifdef __APPLE__
+enum { WIDEST = WIDE };
+#else
+enum { WIDEST = 0xE6 };
+#endif
+
+static int system_saves(unsigned registers)
 {
+    enum { OSXSAVE = 1 << 27 };
     unsigned eax, ebx, ecx, edx;
-    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & OSXSAVE)) return 0;
+    __asm__ volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+    return (eax & registers) == registers;
+}
+
+/* Whether CPUID has set the bit, which each of its answers numbers anew.  __builtin_cpu_supports would ask a table of
+ * libgcc, which not all linkers have. */
+static int cpu_says(unsigned leaf, unsigned subleaf, char answer, int bit)
+{
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(leaf, subleaf, &a, &b, &c, &d)) return 0;
+    return (answer == 'a' ? a : answer == 'b' ? b : answer == 'c' ? c : d) >> bit & 1;
 }
 
 #ifdef SDPA_HAVE_amx
-/* Whether the CPU has AMX for bfloat16, and Linux lets this process use its registers, which it has to be asked for. */
-static int multiplies_tiles(void)
+/* Linux lets a process use the registers of AMX that has asked for them. */
+static int may_use_tiles(void)
 {
 #ifdef __linux__
-    enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-    unsigned eax, ebx, ecx, edx;
-    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & AMX_BF16) && (edx & AMX_TILE) &&
-           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 #else
     return 0;
 #endif
 }
 #endif
 #define HAS(flag) HAS_##flag
-#define HAS_avx512f __builtin_cpu_supports("avx512f")
-#define HAS_avx512bw __builtin_cpu_supports("avx512bw")
-#define HAS_avx512dq __builtin_cpu_supports("avx512dq")
-#define HAS_avx512vl __builtin_cpu_supports("avx512vl")
-#define HAS_avx512bf16 __builtin_cpu_supports("avx512bf16")
-#define HAS_amx_tile multiplies_tiles()
-#define HAS_amx_bf16 HAS_amx_tile
-#define HAS_avx2 __builtin_cpu_supports("avx2")
-#define HAS_fma __builtin_cpu_supports("fma")
-#define HAS_f16c converts_float16()
+#define HAS_avx512f (cpu_says(7, 0, 'b', 16) && system_saves(WIDEST))
+#define HAS_avx512bw cpu_says(7, 0, 'b', 30)
+#define HAS_avx512dq cpu_says(7, 0, 'b', 17)
+#define HAS_avx512vl cpu_says(7, 0, 'b', 31)
+#define HAS_avx512bf16 cpu_says(7, 1, 'a', 5)
+#define HAS_amx_tile (cpu_says(7, 0, 'd', 24) && may_use_tiles())
+#define HAS_amx_bf16 cpu_says(7, 0, 'd', 22)
+#define HAS_avx2 (cpu_says(7, 0, 'b', 5) && system_saves(WIDE))
+#define HAS_fma cpu_says(1, 0, 'c', 12)
+#define HAS_f16c cpu_says(1, 0, 'c', 29)
 #endif
 
 int sdpa_cpu_runs(const char *isa)
 {
-#if defined(SDPA_HAVE_avx512) || defined(SDPA_HAVE_avx2)
-    __builtin_cpu_init();
-#endif
 #ifdef SDPA_HAVE_amx
     if (!strcmp(isa, "amx")) return SDPA_HAVE_amx;
 #endif

@@ -1,21 +1,75 @@
-/* What sdpa/_core/threads.pxi needs of the system and of OpenMP, and Cython cannot say; part of _core.c alone. */
+/* The threads of a call, by OpenMP, by a pool of our own, or none: what sdpa/_core/threads.pxi needs of the system, and
+ * Cython cannot say; part of _core.c alone.
+ *
+ *     sdpa_hire(&team, threads)     up to so many, with the caller; says how many there are
+ *     sdpa_run(&team, part, of)     part(of, 0) ... part(of, members - 1)
+ *     sdpa_dismiss(&team)
+ *     sdpa_this_member()            which one of the team runs this; the caller's thread is 0 */
 #ifndef SDPA_THREADS_H
 #define SDPA_THREADS_H
 
 #include <stdint.h>
 #include <stdlib.h>
-#ifdef _OPENMP
-#include <omp.h>
+#ifdef _MSC_VER
+#include <intrin.h>
 #endif
 
 /* Of one call: whether its threads shall leave off.  All look at `stop`; what follows belongs to the caller's thread,
  * and lies on another cache line. */
 struct sdpa_watch {
-    volatile int stop;
+    int stop; /* by sdpa_stop and sdpa_stops */
     char apart[60];
     int64_t left; /* multiply-adds until it looks at the clock again */
     int64_t next; /* when it looks for signals again, in ns; 0: it did not look at the clock yet */
 };
+
+typedef void (*sdpa_duty)(void *of, int part);
+
+#ifdef _MSC_VER
+static inline int64_t sdpa_load(int64_t *of) { return *(volatile int64_t *)of; }
+static inline int sdpa_replace(int64_t *of, int64_t old, int64_t new)
+{
+    return _InterlockedCompareExchange64(of, new, old) == old;
+}
+static inline void sdpa_stop(struct sdpa_watch *watch, int stop) { *(volatile int *)&watch->stop = stop; }
+static inline int sdpa_stops(const struct sdpa_watch *watch) { return *(const volatile int *)&watch->stop; }
+#else
+static inline int64_t sdpa_load(int64_t *of) { return __atomic_load_n(of, __ATOMIC_RELAXED); }
+static inline int sdpa_replace(int64_t *of, int64_t old, int64_t new)
+{
+    return __atomic_compare_exchange_n(of, &old, new, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+static inline void sdpa_stop(struct sdpa_watch *watch, int stop)
+{
+    __atomic_store_n(&watch->stop, stop, __ATOMIC_RELAXED);
+}
+static inline int sdpa_stops(const struct sdpa_watch *watch) { return __atomic_load_n(&watch->stop, __ATOMIC_RELAXED); }
+#endif
+
+/* The first of the next units, of which `*count` are the caller's: `chunk` of them, or with 0 long stretches first; and
+ * none where there are no more. */
+static inline int64_t sdpa_claim(int64_t *next, int64_t end, int64_t chunk, int threads, int64_t *count)
+{
+    int64_t first, left;
+    do {
+        first = sdpa_load(next);
+        left = end - first;
+        *count = chunk ? chunk : (left + threads - 1) / threads;
+        if (*count > left) *count = left;
+    } while (left > 0 && !sdpa_replace(next, first, first + *count));
+    return first;
+}
+
+#if defined(SDPA_POOL)
+#include "pool.h"
+#else
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+typedef struct {
+    int members; /* with the caller */
+} sdpa_team;
 
 /* CPUs that OpenMP was allowed to use, where it pins threads to them: the affinity of a thread is then one CPU, which
  * says nothing of the process.  0 where it pins none. */
@@ -91,6 +145,34 @@ static inline int sdpa_possible_threads(int threads)
 }
 #else
 static inline int sdpa_possible_threads(int threads) { return threads; }
+#endif
+
+static inline int sdpa_hire(sdpa_team *team, int threads)
+{
+    team->members = threads > 1 ? sdpa_possible_threads(threads) : 1;
+    return team->members;
+}
+
+static inline void sdpa_dismiss(sdpa_team *team) { team->members = 0; }
+
+static inline int sdpa_this_member(void)
+{
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+/* OpenMP may give fewer threads than it is asked for. */
+static void sdpa_run(sdpa_team *team, sdpa_duty part, void *of)
+{
+    int i;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(static) num_threads(team->members)
+#endif
+    for (i = 0; i < team->members; ++i) part(of, i);
+}
 #endif
 
 #endif

@@ -10,7 +10,7 @@ from typing_extensions import disjoint_base
 from ._attention.gradients import Gradients
 from ._options.signatures import Keywords
 
-OPENMP: Final[bool]
+THREADS: Final[str]
 COMPILER: Final[str]
 
 @final

@@ -62,7 +62,7 @@ cdef void attend_carefully(const sdpa_schedule *s, sdpa_task *tasks, int count) 
 
 
 cdef void finish_task(const sdpa_schedule *s, sdpa_task *t) noexcept nogil:
-    if s.watch.stop:
+    if sdpa_stops(s.watch):
         return  # rows of the result are right, or not written
     s.kernel.close_sums(s.input, t)
     if s.input.weights.data != NULL:
@@ -194,7 +194,7 @@ cdef int run(sdpa_schedule *s) except -1:
     call.sums, s.watch = c.beside, &c.watch
     with nogil:
         share(&c, run_unit, &call, units, how, chunk, s.kernel.rows * (s.input.dim + s.input.value_dim + 16))
-        if s.split and not c.watch.stop:
+        if s.split and not sdpa_stops(&c.watch):
             for unit in range(units):
                 finish_unit(&call, unit, c.scratch)
     return dismiss(&c)

@@ -3,10 +3,18 @@ from libc.stdint cimport int64_t
 
 cdef extern from "threads.h" nogil:
     ctypedef struct sdpa_watch "struct sdpa_watch":
-        int stop
         int64_t left, next
+    void sdpa_stop(sdpa_watch *, int)
+    bint sdpa_stops(const sdpa_watch *)
+    ctypedef void (*sdpa_duty)(void *of, int part) noexcept nogil
+    ctypedef struct sdpa_team:
+        int members
+    int64_t sdpa_claim(int64_t *, int64_t, int64_t, int, int64_t *)
+    int sdpa_hire(sdpa_team *, int)
+    void sdpa_run(sdpa_team *, sdpa_duty, void *)
+    void sdpa_dismiss(sdpa_team *)
+    int sdpa_this_member()
     int sdpa_pinned_cpus()
-    int sdpa_possible_threads(int)
 
 cdef extern from "sdpa.h" nogil:
     int SDPA_NEAR, SDPA_THIRD_LEVEL, SDPA_MEMORY

@@ -82,10 +82,12 @@ def kernels():
 
 cdef extern from *:
     """
-    #ifdef _OPENMP
-    enum { SDPA_OPENMP = 1 };
+    #if defined(SDPA_POOL)
+    #define SDPA_THREADS "pool"
+    #elif defined(_OPENMP)
+    #define SDPA_THREADS "openmp"
     #else
-    enum { SDPA_OPENMP = 0 };
+    #define SDPA_THREADS "none"
     #endif
     #ifdef __VERSION__
     #define SDPA_COMPILER __VERSION__
@@ -93,8 +95,8 @@ cdef extern from *:
     #define SDPA_COMPILER "unknown"
     #endif
     """
-    int SDPA_OPENMP
+    const char *SDPA_THREADS
     const char *SDPA_COMPILER
 
-OPENMP = bool(SDPA_OPENMP)
+THREADS = SDPA_THREADS.decode()  # whose they are
 COMPILER = SDPA_COMPILER.decode()

@@ -7,7 +7,6 @@
 # the exception on.
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.time cimport monotonic_ns
-from cython.parallel cimport prange, threadid
 from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memset
 
@@ -20,6 +19,7 @@ ctypedef void (*unit_work)(const void *call, int64_t unit, char *scratch) noexce
 
 cdef struct crew:
     # Who shares the units of a call.
+    sdpa_team team
     int threads
     char *memory
     char *scratch  # of the first thread, on a cache line; those of the others follow
@@ -57,23 +57,38 @@ cdef int hire(crew *c, int threads, size_t bytes_each, size_t beside) except -1:
     """Up to `threads` threads, each with so much scratch; and memory beside that."""
     cdef int thread
     cdef size_t needed
-    c.threads = sdpa_possible_threads(threads) if threads > 1 else 1
+    c.threads = sdpa_hire(&c.team, threads)
     c.bytes_each = (max(bytes_each, HEAD) + 63) // 64 * 64
     needed = c.threads * c.bytes_each + beside
     c.memory = <char *>PyMem_RawMalloc(needed + 64)
     if c.memory == NULL:
+        sdpa_dismiss(&c.team)
         raise MemoryError(f"{needed} bytes of scratch for {c.threads} threads")
     c.scratch = c.memory + (-<int64_t><uintptr_t>c.memory & 63)
     c.beside = c.scratch + c.threads * c.bytes_each
     for thread in range(c.threads):
         memset(c.scratch + thread * c.bytes_each, 0xFF, HEAD)
-    c.watch.stop, c.watch.left, c.watch.next = 0, LOOK_AT_CLOCK, 0
+    c.watch.left, c.watch.next = LOOK_AT_CLOCK, 0
+    sdpa_stop(&c.watch, 0)
     return 0
 
 
 cdef int dismiss(crew *c) except -1:
+    sdpa_dismiss(&c.team)
     PyMem_RawFree(c.memory)
-    return -1 if c.watch.stop else 0
+    return -1 if sdpa_stops(&c.watch) else 0
+
+
+cdef struct sharing_units:
+    # What the threads of a crew do.
+    crew *crew
+    unit_work work
+    const void *call
+    int64_t units, products, chunk
+    sharing how
+    char apart[64]
+    int64_t next  # unit, where whoever comes first takes it; on a cache line of its own
+    char apart_too[64]
 
 
 cdef void share(
@@ -81,35 +96,41 @@ cdef void share(
 ) noexcept nogil:
     """work(call, unit, scratch) for all units.  `products`: multiply-adds of one, but for those that it tells the watch
     of; roughly."""
-    cdef int64_t unit
+    cdef sharing_units s
+    s.crew, s.work, s.call, s.units, s.products, s.how, s.next = c, work, call, units, products, how, 0
+    s.chunk = chunk if how == BY_CHUNKS else 0
     if c.threads == 1:
-        for unit in range(units):
-            do_unit(c, work, call, unit, 0, products)
-    elif how == EQUALLY:
-        for unit in prange(units, schedule="static", num_threads=c.threads):
-            do_unit(c, work, call, unit, threadid(), products)
-    elif how == BY_CHUNKS:
-        for unit in prange(units, schedule="dynamic", chunksize=chunk, num_threads=c.threads):
-            do_unit(c, work, call, unit, threadid(), products)
+        do_units(&s, 0, units)
     else:
-        for unit in prange(units, schedule="guided", num_threads=c.threads):
-            do_unit(c, work, call, unit, threadid(), products)
+        sdpa_run(&c.team, do_part, &s)
 
 
-cdef inline void do_unit(
-    crew *c, unit_work work, const void *call, int64_t unit, int thread, int64_t products
-) noexcept nogil:
-    if not stopped(&c.watch, products):
-        work(call, unit, c.scratch + thread * c.bytes_each)
+cdef void do_part(void *of, int part) noexcept nogil:
+    cdef sharing_units *s = <sharing_units *>of
+    cdef int64_t unit, count = 1
+    if s.how == EQUALLY:
+        do_units(s, part * s.units // s.crew.threads, (part + 1) * s.units // s.crew.threads)
+        return
+    while count > 0:
+        unit = sdpa_claim(&s.next, s.units, s.chunk, s.crew.threads, &count)
+        do_units(s, unit, unit + count)
+
+
+cdef inline void do_units(sharing_units *s, int64_t begin, int64_t end) noexcept nogil:
+    cdef int64_t unit
+    cdef char *scratch = s.crew.scratch + (0 if s.crew.threads == 1 else sdpa_this_member()) * s.crew.bytes_each
+    for unit in range(begin, end):
+        if not stopped(&s.crew.watch, s.products):
+            s.work(s.call, unit, scratch)
 
 
 cdef inline bint stopped(sdpa_watch *watch, int64_t products) noexcept nogil:
     """Whether to leave off; before so many multiply-adds."""
-    if threadid() == 0:
+    if sdpa_this_member() == 0:
         watch.left -= products
         if watch.left < 0:
             look_up(watch)
-    return watch.stop
+    return sdpa_stops(watch)
 
 
 cdef void look_up(sdpa_watch *watch) noexcept nogil:
@@ -124,6 +145,6 @@ cdef void look_up(sdpa_watch *watch) noexcept nogil:
 
 
 cdef void handle_signals(sdpa_watch *watch) noexcept with gil:
-    watch.stop = PyErr_CheckSignals() != 0
-    if watch.stop or PyThread_get_thread_ident() != main_thread:
+    sdpa_stop(watch, PyErr_CheckSignals() != 0)
+    if sdpa_stops(watch) or PyThread_get_thread_ident() != main_thread:
         watch.left = NEVER

@@ -30,7 +30,8 @@ def kernels():
 
 
 def build_info():
-    """What was built and is in use: version, kernel, kernels that this CPU runs, OpenMP, compiler, machine, CPUs."""
+    """What was built and is in use: version, kernel, kernels that this CPU runs, compiler, machine, CPUs; and whose the
+    threads are, those of OpenMP ("openmp"), a pool of the library's own ("pool") or none ("none")."""
     from .. import __version__
     from .threads import usable_cpus
 
@@ -38,7 +39,8 @@ def build_info():
         "version": __version__,
         "kernel": default.name,
         "kernels": kernels(),
-        "openmp": _core.OPENMP,
+        "threads": _core.THREADS,
+        "openmp": _core.THREADS == "openmp",
         "compiler": _core.COMPILER,
         "machine": platform.machine(),
         "usable_cpus": usable_cpus(),

@@ -18,7 +18,7 @@ def count(threads=None, sharing=1):
     shares evenly with the other processes of the same work: `sharing` of them, itself included."""
     number = _wanted(threads, sharing)
     # A forked child has none of its parent's threads, but libgomp in the child waits for them, whoever started them.
-    return 1 if _orphan is not None and _orphan == threading.get_ident() else number
+    return 1 if _core.THREADS == "openmp" and _orphan is not None and _orphan == threading.get_ident() else number
 
 
 def _wanted(threads, sharing):

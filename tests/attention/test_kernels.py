@@ -142,6 +142,7 @@ def test_build_info():
     info = sdpa.build_info()
     assert info["version"] == sdpa.__version__
     assert info["kernels"] == sdpa.kernels() and info["kernel"] in info["kernels"]
+    assert info["threads"] in ("openmp", "pool", "none") and info["openmp"] == (info["threads"] == "openmp")
     assert info["usable_cpus"] >= 1 and isinstance(info["openmp"], bool) and info["compiler"] and info["machine"]
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 import sys
 import threading
 import time
@@ -17,7 +18,9 @@ from sdpa import _core
 from sdpa._runtime import threads as _threads
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-needs_openmp = pytest.mark.skipif(not _core.OPENMP, reason="built without OpenMP: there is one thread")
+needs_threads = pytest.mark.skipif(_core.THREADS == "none", reason="built without threads")
+needs_openmp = pytest.mark.skipif(_core.THREADS != "openmp", reason="built without OpenMP")
+needs_pool = pytest.mark.skipif(_core.THREADS != "pool", reason="the threads are those of OpenMP")
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="there is no /proc to count threads in")
 
 
@@ -81,11 +84,12 @@ PINNING = [
 ]  # fmt: skip
 
 
-@needs_openmp
+@needs_threads
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no affinity")
 @pytest.mark.parametrize("environment", PINNING, ids=str)
 def test_pinned_threads(environment):
-    """OpenMP pins the thread that imports this library to one CPU; the process still has all that it had."""
+    """OpenMP pins the thread that imports this library to one CPU; the process still has all that it had.  A pool of
+    our own pins nothing."""
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) == 1 or _threads.cpu_quota() < len(cpus):
         pytest.skip("there is one CPU, or a CPU quota binds tighter than affinity here")
@@ -272,20 +276,20 @@ def started(M, **options):
 
 
 @needs_proc
-@needs_openmp
+@needs_threads
 def test_small_calls_start_no_threads():
     code = COUNT + "print(started(8), started(8, scale=1.0), started(8, threads=1), started(2000))"
     assert run_python(code, SDPA_NUM_THREADS="2") == "0 0 0 1"
 
 
 @needs_proc
-@needs_openmp
+@needs_threads
 def test_one_thread_starts_none():
     assert run_python(COUNT + "print(started(1000))", SDPA_NUM_THREADS="1") == "0"
 
 
 @needs_proc
-@needs_openmp
+@needs_threads
 @pytest.mark.parametrize("room", [0, 1, 3])
 def test_a_limit_of_processes(room):
     """OpenMP would end the process where it cannot start a thread.  With room for fewer, fewer compute; with no limit
@@ -317,10 +321,10 @@ print(*limited, started(2000, threads=8))
 
 
 @needs_proc
-@needs_openmp
+@needs_threads
 def test_a_larger_team_each_time():
     code = COUNT + "print(*[started(2000, threads=n) for n in (2, 4, 3, 3, 8, 1, 8)])"
-    assert run_python(code) == "1 2 -1 0 5 0 0"
+    assert run_python(code) == ("1 2 0 0 4 0 0" if _core.THREADS == "pool" else "1 2 -1 0 5 0 0")
 
 
 @needs_proc
@@ -339,3 +343,62 @@ for threads in (3, 1, 2):
 print(len(omp) > 0, state() == before)
 """
     assert run_python(code, OMP_NUM_THREADS="5") == "True True"
+
+
+@needs_proc
+@needs_pool
+def test_calls_at_once_share_the_threads():
+    """There are as many as the largest call asked for, however many call."""
+    code = (
+        COUNT
+        + """
+from concurrent.futures import ThreadPoolExecutor
+callers = 6
+with ThreadPoolExecutor(callers) as pool:
+    list(pool.map(lambda _: started(600, threads=3), range(60)))
+    print(len(os.listdir('/proc/self/task')) - before_any - callers)
+"""
+    ).replace("import os, numpy", "import os; before_any = len(os.listdir('/proc/self/task'))\nimport numpy")
+    assert run_python(code, OPENBLAS_NUM_THREADS="1") == "2"
+
+
+@needs_fork
+@needs_proc
+@needs_pool
+def test_a_forked_child_has_threads_of_its_own():
+    code = START + COUNT + "right(); print(in_child(lambda: right() and started(2000, threads=4) == 1))"
+    assert run_python(code) == "0"
+
+
+@needs_pool
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number that means upward is that of x86-64")
+def test_all_threads_round_as_the_caller_does():
+    code = """
+import ctypes, ctypes.util, numpy as np, sdpa
+x = np.random.default_rng(0).standard_normal((1, 4, 300, 32)).astype(np.float32)
+def results():
+    return [sdpa.attention(x, x, x, threads=threads) for threads in (1, 2, 2, 2)]
+nearest = results()
+ctypes.CDLL(ctypes.util.find_library("m")).fesetround(0x800)
+upward = results()
+print(*[bool((one == same[0]).all()) for same in (nearest, upward) for one in same])
+print(bool((nearest[0] == upward[0]).all()))
+"""
+    assert run_python(code).split() == ["True"] * 8 + ["False"]
+
+
+@needs_proc
+@needs_pool
+def test_signals_are_for_the_threads_of_the_program():
+    code = """
+import os, signal, numpy as np, sdpa
+before = set(os.listdir('/proc/self/task'))
+x = np.ones((1, 2, 2000, 64), np.float32)
+sdpa.attention(x, x, x, threads=3)
+def blocked(task, number):
+    lines = dict(line.split(':', 1) for line in open(f'/proc/self/task/{task}/status'))
+    return int(lines['SigBlk'], 16) >> number - 1 & 1
+workers = set(os.listdir('/proc/self/task')) - before
+print(*[blocked(task, number) for task in sorted(workers) for number in (signal.SIGINT, signal.SIGSEGV)])
+"""
+    assert run_python(code) == "1 0 1 0"

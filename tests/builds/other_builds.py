@@ -1,9 +1,11 @@
 """Runs tests on other builds of the extension: `python tests/builds/other_builds.py arm` on a simulated Arm CPU, for
 which the extension is cross-built, and `python tests/builds/other_builds.py sanitized` with the sanitizers of the
-compiler.  Further arguments go to pytest: -k linear.  `python tests/builds/other_builds.py fuzz-sanitized` runs the
+compiler.  `python tests/builds/other_builds.py races` runs those of threads with the thread sanitizer, on the library's
+own pool.  Further arguments go to pytest: -k linear.  `python tests/builds/other_builds.py fuzz-sanitized` runs the
 fuzzers of tests/fuzz with the sanitizers; further arguments are theirs.
 
-What is fetched and built is kept in build/arm and build/sanitized.  Where something is missing, the script says what.
+What is fetched and built is kept in build/arm, build/sanitized and build/races.  Where something is missing, the script
+says what.
 """
 
 import os
@@ -121,17 +123,22 @@ def test_arm(folder, arguments):
     return build_and_test(folder, python, UNFIT + LONG, ["--cover=0", *arguments], environment, settings)
 
 
-def sanitizers():
-    """The environments to build with them, and to run what was built."""
+def of_compiler(*names):
+    """Its libraries, as the value of LD_PRELOAD."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     libraries = [
         subprocess.run([*compiler, f"-print-file-name={name}.so"], capture_output=True, text=True).stdout.strip()
-        for name in ("libasan", "libubsan")
+        for name in names
     ]
     if not all(Path(library).is_file() for library in libraries):
-        skip(f"{' '.join(compiler)} has no libasan.so and libubsan.so")
+        skip(f"{' '.join(compiler)} has no {'.so and '.join(names)}.so")
+    return " ".join(libraries)
+
+
+def sanitizers():
+    """The environments to build with them, and to run what was built."""
     environment = {
-        "LD_PRELOAD": " ".join(libraries),
+        "LD_PRELOAD": of_compiler("libasan", "libubsan"),
         # Python frees nothing at its end.  What is too large to allocate is a MemoryError, as without sanitizers.
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -145,6 +152,23 @@ def test_sanitized(folder, arguments):
     return build_and_test(folder, sys.executable, UNFIT, [*options, *arguments], *sanitizers())
 
 
+def test_races(folder, arguments):
+    """It sees what the compiled part of this library reads and writes, and all locks; not what Python and NumPy do in
+    theirs.  OpenMP would be one of those, so the threads are those of the pool.  Several processes at once, forks and
+    limits are other tests'."""
+    if not shutil.which("setarch"):
+        skip("setarch is not installed: the thread sanitizer needs addresses as it knows them (Debian: util-linux)")
+    library = build(folder, sys.executable, {"SDPA_SANITIZE": "thread", "SDPA_THREADS": "pool"})
+    tests = [ROOT / "tests/attention" / name for name in ("test_threads.py", "test_from_many_threads.py")]
+    options = ["-p", "no:cacheprovider", "--cover=1", "--capture=sys", "-k", "from or share or any_number"]
+    environment = {
+        **os.environ, "LD_PRELOAD": of_compiler("libtsan"), "TSAN_OPTIONS": "halt_on_error=1:exitcode=66",
+        "OPENBLAS_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = ["setarch", "--addr-no-randomize", sys.executable, "-m", "pytest", *tests, *options, *arguments]
+    return subprocess.run(command, cwd=library, env=environment).returncode
+
+
 def fuzz_sanitized(folder, arguments):
     """tests.fuzz is found by the path, the package in the folder where it runs."""
     build_environment, environment = sanitizers()
@@ -156,6 +180,7 @@ def fuzz_sanitized(folder, arguments):
 COMMANDS = {
     "arm": (test_arm, "arm"),
     "sanitized": (test_sanitized, "sanitized"),
+    "races": (test_races, "races"),
     "fuzz-sanitized": (fuzz_sanitized, "sanitized"),
 }
 

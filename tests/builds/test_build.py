@@ -80,11 +80,28 @@ exec {CC} "$@"
 
 @pytest.mark.builds
 def test_compiler_without_openmp(source, tmp_path):
+    """The pool stands in, with which the tests of threads run, too."""
     log = build(source, CC=compiler_without(tmp_path, "-fopenmp"))
-    assert re.findall("warning: .*OpenMP", log) and "kernel is left out" not in log
+    assert re.findall("warning: .*OpenMP.*pool", log) and "kernel is left out" not in log
     info = build_info(source)
-    assert info["openmp"] is False
+    assert (info["openmp"], info["threads"]) == (False, "pool")
     assert info["kernels"] == sdpa.kernels()
+    libraries = subprocess.run(["ldd", *source.glob("sdpa/*.so")], capture_output=True, text=True).stdout
+    assert "libc.so" in libraries and "omp" not in libraries
+    tests = [ROOT / "tests/attention/test_threads.py", "-p", "no:cacheprovider", "-q"]
+    run = subprocess.run([sys.executable, "-m", "pytest", *tests], cwd=source, capture_output=True, text=True)
+    assert run.returncode == 0 and "OpenMP" not in run.stderr, run.stdout
+
+
+@pytest.mark.builds
+@pytest.mark.parametrize("value", ["pool", "none of these"])
+def test_threads_by_name(source, value):
+    if value == "pool":
+        assert "warning" not in build(source, SDPA_THREADS=value)
+        assert build_info(source)["threads"] == "pool"
+    else:
+        with pytest.raises(AssertionError, match=f"SDPA_THREADS is '{value}': it must be 'openmp' or 'pool'"):
+            build(source, SDPA_THREADS=value)
 
 
 @pytest.mark.builds
@@ -103,16 +120,22 @@ def test_compiler_without_avx512(source, tmp_path, flag, lost):
     assert sorted(re.findall("warning: .* (\\w+) kernel is left out", log)) == sorted(lost) and "OpenMP" not in log
     info = build_info(source)
     assert info["kernels"] == [kernel for kernel in sdpa.kernels() if kernel not in lost]
-    assert info["openmp"] == _core.OPENMP
+    assert info["threads"] == _core.THREADS
+
+
+# The oldest and the newest that there are to be had, of those that CONTRIBUTING names.
+COMPILERS = ["gcc-10", "gcc-11", "gcc-13", "gcc-14", "gcc-15", "clang-14", "clang-16", "clang-19", "clang-21"]
 
 
 @pytest.mark.builds
-def test_clang(source):
-    if not shutil.which("clang"):
-        pytest.skip("clang is not installed")
-    build(source, CC="clang", LDSHARED="clang -shared", SDPA_WERROR="1")
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_other_compilers(source, compiler):
+    if not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed")
+    build(source, CC=compiler, LDSHARED=f"{compiler} -shared", SDPA_WERROR="1", SDPA_THREADS="pool")
     info = build_info(source)
-    assert "clang" in info["compiler"].lower()
+    assert info["threads"] == "pool"
+    assert ("clang" in info["compiler"].lower()) == compiler.startswith("clang")
     assert info["kernels"] == sdpa.kernels()
 
 
@@ -120,7 +143,7 @@ def test_clang(source):
 def test_changed_source_is_compiled(source):
     log = build(source)
     assert "warning" not in log
-    assert build_info(source)["openmp"] == _core.OPENMP  # and none of the builds above is left
+    assert build_info(source)["threads"] == _core.THREADS  # and none of the builds above is left
     for header in ("csrc/sdpa.h", "csrc/memory/read.h"):
         text = (source / header).read_text()
         (source / header).write_text(text + "#error changed\n")
@@ -232,7 +255,8 @@ def test_what_is_not_c11_stands_in_one_place():
     files = [path for path in ROOT.glob("csrc/**/*.[ch]") if not path.name.startswith(("simd_", "compiler.h"))]
     found = {path.name: re.findall(f"({NOT_C11})", path.read_text()) for path in files}
     assert {name: set(words) for name, words in found.items() if words} == {
-        "dispatch.c": {"__builtin_cpu_init", "__builtin_cpu_supports"}
+        "dispatch.c": {"__asm__"},
+        "threads.h": {"#pragma omp parallel for schedule(static) num_threads(team->members)"},
     }
 
 
