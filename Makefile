@@ -24,6 +24,9 @@ help:
 	@echo 'make test-arm       tests on a simulated Arm CPU, cross-built (ARGS="-k linear")'
 	@echo 'make test-torch     tests with torch and transformers, which it installs into .venv-torch (ARGS="-k compile")'
 	@echo 'make test-sanitized tests with the address and undefined-behaviour sanitizers (ARGS="-k linear")'
+	@echo 'make test-races     tests of threads with the thread sanitizer (ARGS="-k fork")'
+	@echo 'make wheels         wheels for all systems in dist/, checked; those of this one tested (ARGS="--target win-amd64")'
+	@echo 'make sdist          the source distribution in dist/'
 	@echo 'make fuzz           fuzzers, and those guided by coverage, an hour each (MINUTES=5 ARGS="--only paged")'
 	@echo 'make fuzz-sanitized fuzzers with the address and undefined-behaviour sanitizers'
 	@echo 'make bench          pytest-benchmark over the named workloads, this library alone (ARGS="-k decode")'
@@ -49,7 +52,7 @@ $(DONE)/built: $(DONE)/venv pyproject.toml $(SOURCES)
 	touch $@
 
 # The project is installed already: what follows adds what an extra names.
-$(DONE)/test $(DONE)/dev $(DONE)/bench $(DONE)/docs: $(DONE)/%: $(DONE)/built pyproject.toml
+$(DONE)/test $(DONE)/dev $(DONE)/bench $(DONE)/docs $(DONE)/wheels: $(DONE)/%: $(DONE)/built pyproject.toml
 	python -m pip install --quiet 'sdpa[$*]'
 	touch $@
 
@@ -95,8 +98,15 @@ test-torch: $(DONE)/built $(TORCH_VENV)/done
 		$(wildcard tests/with_torch tests/huggingface sdpa/torch sdpa/huggingface) tests/models/test_transformers.py \
 		tests/project/test_public_names.py tests/project/test_readme.py::test_the_blocks_with_other_libraries_run $(ARGS)
 
-test-arm test-sanitized: test-%: $(DONE)/test
+test-arm test-sanitized test-races: test-%: $(DONE)/test
 	python tests/builds/other_builds.py $* $(ARGS)
+
+wheels: $(DONE)/wheels
+	python tests/builds/wheels.py --test $(ARGS)
+
+sdist: $(DONE)/venv
+	python -m pip install --quiet build
+	python -m build --quiet --sdist
 
 fuzz: $(DONE)/test $(DONE)/fuzz
 	python -m tests.fuzz --minutes $(MINUTES) $(SEED:%=--seed %) $(ARGS)
@@ -150,4 +160,4 @@ clean:
 	rm -rf .venv $(TORCH_VENV) build dist *.egg-info sdpa/_core.c sdpa/*.so sdpa/*.pyd
 
 .PHONY: help demo demo-model test test-thorough test-all test-torch test-builds test-arm test-sanitized \
-	fuzz fuzz-sanitized bench bench-peers bench-compare publish smoke lint format docs release clean
+	test-races wheels sdist fuzz fuzz-sanitized bench bench-peers bench-compare publish smoke lint format docs release clean
