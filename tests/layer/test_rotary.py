@@ -616,7 +616,7 @@ ERRORS += table(
     too_many_frequencies=(dict(frequencies=ones(5)), ["dim is 10", "8 features"]),
     cos_alone=(dict(cos=ones(6, 4)), ["cos", "sin", "both or none"]),
     sin_alone=(dict(sin=ones(6, 4)), ["sin", "both or none"]),
-    tables_and_frequencies=(tables(ones(6, 4), ones(6, 4), frequencies=ones(4)), ["frequencies", "cos", "only one of the two"]),
+    tables_and_frequencies=(tables(ones(6, 4), ones(6, 4), frequencies=ones(4)), ["frequencies", "cos", "only one of"]),
     tables_not_for_dim=(tables(ones(6, 4), ones(6, 4), dim=4), ["dim is 4", "for 8"]),
     too_many_pairs=(tables(ones(6, 5), ones(6, 5)), ["dim is 10", "8 features"]),
     cos_of_no_axis=(tables(float32(1), ones(6, 4), positions=None), ["cos", "()", "axis"]),
