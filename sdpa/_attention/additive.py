@@ -38,6 +38,8 @@ def additive_attention(
 
     Parameters
     ----------
+    query, key, value : array
+        With the axes above.
     w_query : (A, D), or one for each head, (H, A, D)
     w_key : (A, K), or one for each key/value head, (G, A, K)
     v : (A), or one for each head, (H, A)

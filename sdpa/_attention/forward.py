@@ -42,6 +42,8 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unp
 
     Parameters
     ----------
+    query, key, value : array
+        With the axes above.
     {options}
 
     Returns
@@ -72,6 +74,8 @@ def attention_weights(query: ArrayLike, key: ArrayLike, **options: Unpack[InputO
 
     Parameters
     ----------
+    query, key : array
+        As for `attention`.
     {options}
 
     Examples

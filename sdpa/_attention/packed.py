@@ -34,6 +34,8 @@ def attention_varlen(
 
     Parameters
     ----------
+    query, key, value : array
+        With the axes above.
     cu_seqlens_q : (S + 1), int
         Where the queries of the sequences begin and end: from 0, never falling, to T.
     cu_seqlens_k : (S + 1), int

@@ -112,6 +112,8 @@ class KVCache:
 
         Parameters
         ----------
+        key, value : array (B, G, M, D), array (B, G, M, E)
+            The keys and values of the new tokens, in their order.
         lengths : (B), int
             Only the first lengths[b] tokens of batch b count; the others may hold anything.
 
@@ -145,6 +147,7 @@ class KVCache:
 
         Parameters
         ----------
+        query : array (B, H, M, D)
         {options}
 
         Notes
@@ -293,6 +296,8 @@ class KVCache:
 
         Parameters
         ----------
+        path : str or path
+            The folder.
         mmap
             Map the files into memory instead of reading them.  Pages are then read when they are needed, and shared by
             all processes that map them.  The first append copies the arrays; until then the files must not change.  If

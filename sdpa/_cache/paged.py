@@ -196,6 +196,8 @@ class PagedKVCache:
 
         Parameters
         ----------
+        query, sequences, cu_seqlens_q
+            The queries, and the sequence or sequences to which they belong, as above.
         {options}
 
         Examples

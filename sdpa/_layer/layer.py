@@ -180,6 +180,8 @@ class MultiHeadAttention:
 
         Parameters
         ----------
+        module
+            The module, or the dict.
         num_heads
             Must be given with a state dict.
         prefix
@@ -250,6 +252,8 @@ class MultiHeadAttention:
 
         Parameters
         ----------
+        batch : int
+            The number of batches, B.
         options
             Arguments of KVCache, such as dtype, capacity and window. dtype is float32 by default.  If x has a half
             type, give that type, or int8.
@@ -270,6 +274,8 @@ class MultiHeadAttention:
 
         Parameters
         ----------
+        x : array (B, M, embed_dim)
+            What queries come from.
         context
             What keys come from, (B, N, kdim).  All batches may share one context, (1, N, kdim) or (N, kdim).  Default:
             x, which is self-attention.

@@ -124,6 +124,7 @@ class KVCache:
 
         Parameters
         ----------
+        query : array (B, H, M, D)
         {options}
 
         Notes
@@ -188,6 +189,8 @@ class KVCache:
 
         Parameters
         ----------
+        comm, path
+            The communicator, all of whose ranks call this, and the folder.
         mmap
             As for `sdpa.KVCache.load`.
 

@@ -29,6 +29,8 @@ def load(folder, *, dtype=None, threads=None, pieces=None):
 
     Parameters
     ----------
+    folder : str or path
+        The folder, with config.json and the weights.
     dtype
         The dtype of all computations: float16, bfloat16 (of ml_dtypes), float32 or float64.  Default: the dtype of the
         weights.

@@ -34,6 +34,8 @@ class Decoder(Transformer):
 
         Parameters
         ----------
+        batch : int
+            The number of sequences.
         dtype
             Default: the dtype of the model.
         window
@@ -56,6 +58,8 @@ class Decoder(Transformer):
         prompt
             Ids (S,): the iterator gives numbers.  Ids (B, S), or a list of sequences of any lengths: it gives arrays
             (B), with -1 for sequences that have ended.  A text: it gives pieces of text.
+        max_new_tokens : int
+            The most tokens that follow.
         temperature
             With 0, the likeliest token follows.  Else the logits are divided by the temperature, and a token is drawn
             from their softmax.

@@ -46,6 +46,8 @@ class Encoder(Transformer):
         ----------
         inputs
             A text, a list of texts, or ids as in a call.  The tokenizer cuts long texts.
+        lengths, mask, token_types
+            As in a call.
 
         Notes
         -----

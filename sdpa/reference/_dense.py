@@ -79,6 +79,7 @@ class Linear:
         return deliver(cast(y, dtype) if out is None else y, dtype, out, x, residual)
 
     def sums(self, x, dtype):
+        """x W^T + bias, before the activation, in the dtype of the sums."""
         if x.shape[-1] != self.weight.shape[1]:
             raise ValueError(f"x has shape {x.shape}: its last axis must have the {self.weight.shape[1]} of weight")
         with np.errstate(over="ignore", invalid="ignore"):

@@ -31,6 +31,8 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **opt
 
     Parameters
     ----------
+    query, key, value : tensor
+        With the axes above.
     {options}
 
     Examples
@@ -59,6 +61,8 @@ def attention_varlen(
 
     Parameters
     ----------
+    query, key, value : tensor
+        With the axes above.
     cu_seqlens_q, cu_seqlens_k : (S + 1), int
         Where the queries and the keys of the sequences begin and end.  Default of cu_seqlens_k: cu_seqlens_q.
     {options}

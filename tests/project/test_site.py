@@ -105,6 +105,43 @@ def test_the_claims_of_the_laboratory_are_plain_text():
         assert not re.search(r"[<>{}]|\^\(", terminal.plain(experiment.claim + experiment.title))
 
 
+def described():
+    """(name, object) of all public functions, classes and methods that can be imported here."""
+    for module in (sdpa, sdpa.distributed, sdpa.lab, sdpa.models, sdpa.reference):
+        for name in module.__all__:
+            found = getattr(module, name)
+            if callable(found):
+                yield f"{module.__name__}.{name}", found
+            for method in vars(found) if inspect.isclass(found) else ():
+                if callable(getattr(found, method)) and (method == "__call__" or not method.startswith("_")):
+                    yield f"{module.__name__}.{name}.{method}", getattr(found, method)
+
+
+def parts(docstring):
+    """{heading: text} of a docstring as numpydoc reads it; what is before the first heading has the name ""."""
+    texts = re.split(r"^(\w[\w ]*)\n-{3,}\n", f"\n{docstring}\n", flags=re.MULTILINE)
+    return dict(zip(["", *texts[1::2]], texts[::2]))
+
+
+def test_docstrings_are_as_numpydoc_reads_them():
+    """Known headings in their order, no text between them that would belong to a parameter, and no parameter that the
+    function does not have."""
+    order = ["", "Parameters", "Returns", "Attributes", "Notes", "Examples"]
+    with_parameters = 0
+    for name, found in described():
+        sections = parts(inspect.getdoc(found) or "")
+        assert sections[""].strip() and list(sections) == [heading for heading in order if heading in sections], name
+        told = re.findall(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: : .*)?$", sections.get("Parameters", ""), re.MULTILINE)
+        names = {one for line in told for one in line.replace("*", "").split(", ")}
+        lines = [line for line in sections.get("Parameters", "").splitlines() if re.match(r"\S", line)]
+        known = inspect.signature(found).parameters
+        others = {"dtype", "window"} if any(one.kind is one.VAR_KEYWORD for one in known.values()) else set()
+        assert len(lines) == len(told) and names <= {*known, *others}, name
+        assert ">>>" not in "".join(sections.get(heading, "") for heading in order[1:-1]), name
+        with_parameters += bool(names)
+    assert with_parameters > 40
+
+
 # The checks of the built site, on one that is made up.
 
 
