@@ -44,12 +44,14 @@ def in_both(env, page, name, text, label):
     the theme also hides the caption beside an image that it hides."""
     env.own_pictures = {**getattr(env, "own_pictures", {}), name: text}
     root = "../" * page.count("/")
-    wide = re.search(r'\bwidth="(\d+)"', text)[1]
+    width = int(re.search(r'\bwidth="(\d+)"', text)[1])
+    more = " wide" if width > 600 else ""  # whose letters a phone would make too small
     images = "".join(
-        f'<img class="only-{scheme}" src="{root}{FOLDER}/{name}-{scheme}.svg" width="{wide}" alt="{escape(label)}">'
+        f'<img class="only-{scheme}{more}" src="{root}{FOLDER}/{name}-{scheme}.svg" width="{width}" '
+        f'alt="{escape(label)}">'
         for scheme in SCHEMES
     )
-    return nodes.raw("", f"<span>{images}</span>", format="html")
+    return nodes.raw("", f'<span class="both">{images}</span>', format="html")
 
 
 def replace(app, tree, page):
