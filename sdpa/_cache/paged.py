@@ -251,6 +251,8 @@ class PagedKVCache:
         """Whether `sequences` is one sequence, and the lists of their numbers and of their states."""
         if isinstance(sequences, (int, np.integer)):
             return True, [sequences], [self._find(sequences)]
+        if isinstance(sequences, np.ndarray) and sequences.ndim != 1:  # its list might be long, if it holds nothing
+            raise TypeError(f"sequences has shape {sequences.shape}: it must be a sequence, or a list of them")
         try:
             numbers = list(sequences.tolist() if isinstance(sequences, np.ndarray) else sequences)
         except TypeError:

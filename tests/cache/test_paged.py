@@ -613,6 +613,11 @@ BAD_CALLS = {
     "append: freed": (ValueError, "sequence 2 was freed", lambda c: c.append(2, K, V)),
     "append: one of them freed": (ValueError, "sequence 2 was freed", lambda c: c.append([0, 2], KS, VS)),
     "append: none": (TypeError, "sequences is None", lambda c: c.append(None, K, V)),
+    "append: many that hold nothing": (
+        TypeError,
+        r"sequences has shape \(1099511627776, 0\): it must be a sequence, or a list",
+        lambda c: c.append(np.lib.stride_tricks.as_strided(np.zeros(0, int), (2**40, 0)), KS, VS),
+    ),
     "append: name": (TypeError, "sequence is 'x'", lambda c: c.append("x", K, V)),
     "append: twice": (
         ValueError,

@@ -1,6 +1,10 @@
 """Any objects as arguments of all public functions: a result or an error that names what is wrong, never a crash."""
 
+import functools
+import itertools
+import tempfile
 import warnings
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
@@ -8,12 +12,13 @@ from hypothesis import strategies as st
 from ml_dtypes import bfloat16, float8_e5m2
 from support.draw import draw, float32, float64, rng
 from support.layouts import LAYOUTS
+from support.models import write_model
 from support.packed import draw_packed
 from support.problems import PROPERTY, examples
 
 import sdpa
 
-ERRORS = (ValueError, TypeError)
+ERRORS = (ValueError, TypeError, FileNotFoundError)  # the last: text, without a tokenizer
 
 
 def normal(*shape):
@@ -65,6 +70,40 @@ def of_pages(key, value, query, tokens, n, cu_seqlens, options, sequences=None, 
     return cache.attend(query, first if sequences is None else sequences, **options)
 
 
+@functools.cache
+def model(kind):
+    with tempfile.TemporaryDirectory() as place:
+        return sdpa.models.load(write_model(Path(place) / kind, kind))
+
+
+def of_encoder(ids, lengths, mask, token_types):
+    model("bert")(ids, lengths=lengths, mask=mask, token_types=token_types)
+    return model("bert").embed(ids, lengths=lengths, mask=mask, token_types=token_types)
+
+
+def of_decoder(ids, lengths, prompt, max_new_tokens, options, cache_options, **how):
+    caches = model("llama").new_caches(**cache_options)
+    model("llama")(ids, lengths=lengths, caches=caches)
+    tokens = model("llama").generate(prompt, max_new_tokens, **how, **options)
+    return list(itertools.islice(tokens, 3))
+
+
+def of_torch(num_heads, prefix, batch_first, add_zero_attn, **state):
+    names = {name.replace("__", "."): given for name, given in state.items()}
+    return sdpa.MultiHeadAttention.from_torch(
+        names, num_heads=num_heads, prefix=prefix, batch_first=batch_first, add_zero_attn=add_zero_attn
+    )
+
+
+def of_keras(prefix, **weights):
+    return sdpa.MultiHeadAttention.from_keras(list(weights.values()), prefix=prefix)
+
+
+def of_flax(**kernels):
+    return sdpa.MultiHeadAttention.from_flax({name: {"kernel": kernel} for name, kernel in kernels.items()})
+
+
+KERNELS = dict(query=normal(8, 2, 4), key=normal(8, 2, 4), value=normal(8, 2, 4))
 CALLS = {
     sdpa.attention: ARRAYS | OPTIONS | RESULTS,
     sdpa.explain: ARRAYS | OPTIONS | RESULTS,
@@ -104,6 +143,17 @@ CALLS = {
         pages=9, page_size=3, kv_heads=2, head_dim=4, value_dim=3, dtype=float32, key=normal(2, 2, 4),
         value=normal(2, 2, 3), query=normal(2, 4, 4), tokens=2, n=1, cu_seqlens=None, options={}, sequences=None,
     ),
+    of_encoder: dict(ids=[[2, 3, 4], [5, 6, 7]], lengths=None, mask=None, token_types=None),
+    of_decoder: dict(
+        ids=[[2, 3, 4]], lengths=None, prompt=[2, 3], max_new_tokens=3, options={}, cache_options={}, temperature=0,
+        top_k=None, top_p=None, seed=0, stop=None,
+    ),
+    of_torch: dict(
+        in_proj_weight=normal(24, 8), out_proj__weight=normal(8, 8), in_proj_bias=normal(24), bias_k=normal(1, 1, 8),
+        bias_v=normal(1, 1, 8), num_heads=2, prefix="", batch_first=None, add_zero_attn=None,
+    ),
+    of_keras: KERNELS | dict(attention_output=normal(2, 4, 8), prefix=""),
+    of_flax: KERNELS | dict(out=normal(2, 4, 8)),
 }  # fmt: skip
 
 
@@ -185,7 +235,7 @@ def arguments(data):
     usual = CALLS[call]
     names = data.draw(st.lists(st.sampled_from(sorted(usual)), min_size=1, max_size=3, unique=True))
     any_of_it = ANY
-    if call is sdpa.merge:  # parts may be as many as there are
+    if call in (sdpa.merge, of_encoder, of_decoder):  # parts, and sequences, may be as many as there are
         any_of_it = ANY.filter(lambda given: not isinstance(given, np.ndarray) or given.shape[:1] < (2**31,))
     given = usual | {name: data.draw(any_of_it) for name in names}
     kept = {name: array.copy() for name, array in usual.items() if isinstance(array, np.ndarray)}
