@@ -13,8 +13,6 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sdpa._runtime.threads import usable_cpus
-
 PACKAGES = ["sdpa._cache", "sdpa.models", "json"]
 MEGABYTES, SECONDS, LONGEST = 2048, 20, 8192  # of an input: of memory, to read it, and its bytes
 
@@ -74,6 +72,8 @@ def main():
     except ImportError:
         print("atheris is not installed (pip install 'sdpa[fuzz]'; it is there for CPython on Linux): nothing is run")
         return 0
+    from sdpa._runtime.threads import usable_cpus  # not above: what is imported before atheris, it does not see
+
     from .files import READERS
 
     names = [arguments.only] if arguments.only else list(READERS)

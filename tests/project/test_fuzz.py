@@ -113,7 +113,8 @@ def test_guided_by_coverage():
     command = [sys.executable, "-m", "tests.fuzz.guided", "--minutes", "0.05", "--only", "a cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^a cache +[1-9]\d* inputs, +[1-9]\d* branches", done.stdout)
+    inputs, branches = map(int, re.search(r"^a cache +(\d+) inputs, +(\d+) branches", done.stdout).groups())
+    assert inputs > 10 and branches > 100  # of the reader; without it there are some 20
 
 
 @pytest.mark.slow
