@@ -1,4 +1,4 @@
-"""A release, up to its publication: `make release`.  It checks what can be checked, runs `.ci/run`, builds the wheels,
+"""A release, up to its publication: `make release`.  It checks what can be checked, runs `.ci/run`, builds what is published,
 and tags the commit.  It publishes nothing, and says what is left to do.
 
     python .ci/release.py --check     only what takes no time: what is still missing before a release
@@ -90,8 +90,8 @@ def main():
         print(f"{len(missing)} {'thing is' if len(missing) == 1 else 'things are'} missing before a release")
         return 1 if missing else 0
     run(".ci/run")
-    if has_target("wheels"):
-        run("make", "wheels")
+    for target in filter(has_target, ("wheels", "sdist")):
+        run("make", target)
     if again := list(problems()):
         sys.exit(f"the tests have left something: {again}")
     version = versions(ROOT)["pyproject.toml"]

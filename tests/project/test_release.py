@@ -114,7 +114,7 @@ def test_nothing_is_done_while_something_is_missing(ready):
     shutil.copy(ROOT / ".ci/release.py", ready / ".ci")
     (ready / ".ci/run").write_text("#!/bin/sh\necho all tests ran\n")
     (ready / ".ci/run").chmod(0o755)
-    (ready / "Makefile").write_text("wheels:\n\t@echo wheels were built\n")
+    (ready / "Makefile").write_text("wheels:\n\t@echo wheels were built\nsdist:\n\t@echo the source, too\n")
     commit(ready)
 
     def made():
@@ -136,4 +136,5 @@ def test_nothing_is_done_while_something_is_missing(ready):
     git(ready, "config", "user.email", "somebody@example.org")
     code, said, tags = made()
     assert code == 0 and len(tags) == 1 and f"git push origin main {tags[0]}" in said
-    assert said.index("all tests ran") < said.index("wheels were built") < said.index("published nowhere")
+    assert said.index("all tests ran") < said.index("wheels were built") < said.index("the source, too")
+    assert said.index("the source, too") < said.index("published nowhere")
