@@ -1,5 +1,5 @@
-"""A release, up to its publication: `make release`.  It checks what can be checked, runs `.ci/run`, builds what is published,
-and tags the commit.  It publishes nothing, and says what is left to do.
+"""A release, up to its publication: `make release`.  It checks what can be checked, runs `.ci/run`, builds what is to
+be published, and tags the commit.  It publishes nothing, and says what is left to do.
 
     python .ci/release.py --check     only what takes no time: what is still missing before a release
 """
