@@ -5,6 +5,7 @@ import operator
 import os
 import pickle
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ def room(group, name, shape, dtype=np.uint8):
 
 
 _KEY = None  # under which a communicator keeps the Group
+_MAKING = threading.Lock()  # of the key: threads may have a communicator each
 
 
 def join(comm):
@@ -57,8 +59,9 @@ def join(comm):
     MPI = sys.modules.get("mpi4py.MPI")
     if MPI is None or not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise TypeError(f"comm is {comm!r}: it must be a communicator of mpi4py, such as MPI.COMM_WORLD")
-    if _KEY is None:
-        _KEY = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, group: group.comm.Free())
+    with _MAKING:
+        if _KEY is None:
+            _KEY = MPI.Comm.Create_keyval(delete_fn=lambda comm, key, group: group.comm.Free())
     group = comm.Get_attr(_KEY)
     if group is None:
         own = comm.Dup()

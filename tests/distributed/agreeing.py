@@ -1,6 +1,7 @@
 """What mpiexec starts: wrong calls, ranks that fail, several communicators, bits, and what travels."""
 
 import itertools
+import threading
 
 import numpy as np
 from mpi4py import MPI
@@ -268,6 +269,31 @@ def several_communicators():
     half.Free()
 
 
+def threads_with_a_communicator_each():
+    """At once, from the first call with them on."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        return
+    arrays, found = draw(M=40, N=40), []
+    mine = spread(*arrays)
+    _agreement._KEY = None
+
+    def attend(comm):
+        found.extend(distributed.attention(comm, *mine, causal=True) for _ in range(3))
+
+    comms = [world.Dup() for _ in range(3)]
+    threads = [threading.Thread(target=attend, args=(comm,)) for comm in comms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (expected,) = spread(sdpa.attention(*arrays, causal=True))
+    assert len(found) == 9
+    for out in found:
+        np.testing.assert_allclose(out, expected, rtol=0, atol=1e-5)
+    for comm in comms:
+        comm.Free()
+
+
 def bytes_sent(call):
     """By this rank."""
     tally = _agreement.join(world).tally
@@ -366,6 +392,7 @@ for check in (
     a_rank_has_no_memory_for_what_arrives,
     one_rank_is_the_plain_call,
     several_communicators,
+    threads_with_a_communicator_each,
     what_travels,
     whole_arrays,
     a_communicator_keeps_its_group,
