@@ -46,9 +46,9 @@ cdef class Kernel:
 # AVX-512, 8 heads, D = 128, few against many, in ms.  float32, 2048 keys: 12 rows 0.26 and 0.31, 16 rows 0.34 and 0.31;
 # 8192 keys, 16 rows 1.51 and 2.32; 32768 keys, 16 rows 6.4 and 12.6.  float16: 0.34 and 0.39, 5.6 and 8.5 (16 rows).
 cdef int MOST_OF_FEW = 16
-# The same where both engines multiply pairs of bfloat16.  2048 keys: 12 rows 0.191 and 0.229, 16 rows 0.246 and 0.233; 8192
-# keys: 12 rows 0.79 and 1.07, 16 rows 1.03 and 1.05; 32768 keys, from memory: 16 rows 4.4 and 4.9.  Few rows of numbers
-# beside many of pairs (AMX): 2048 keys: 8 rows 0.19 and 0.21, 10 rows 0.23 and 0.21, 12 rows 0.27 and 0.21.
+# The same where both engines multiply pairs of bfloat16.  2048 keys: 12 rows 0.191 and 0.229, 16 rows 0.246 and 0.233;
+# 8192 keys: 12 rows 0.79 and 1.07, 16 rows 1.03 and 1.05; 32768 keys, from memory: 16 rows 4.4 and 4.9.  Few rows of
+# numbers beside many of pairs (AMX): 2048 keys: 8 rows 0.19 and 0.21, 10 rows 0.23 and 0.21, 12 rows 0.27 and 0.21.
 cdef int MOST_OF_FEW_PAIRS = 12, MOST_BESIDE_PAIRS = 10
 
 

@@ -49,7 +49,7 @@ def attention_backward(
         Sums are float32 at least, and no part is rounded on its way between ranks.  The gradient of a bias covers the
         rows of this rank.  The gradient of sinks is the sum over all ranks, and the same on all of them.
     """
-    results = {"grad_out": grad_out, "out": out, "lse": lse, "grad_lse": grad_lse}
+    results: dict[str, Any] = {"grad_out": grad_out, "out": out, "lse": lse, "grad_lse": grad_lse}
     group = join(comm)
     if group.size == 1:
         check_layout(layout)
