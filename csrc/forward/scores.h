@@ -104,7 +104,11 @@ static inline ALWAYS_INLINE void shape_by(const sdpa_input *in, const sdpa_task 
             UNROLL_FOR (int i = 0; i < VL; ++i)
                 s[i] = vf_fnma(row.slope, vf_abs(vf_sub(row.position, vf_set1((real)(key + i)))), s[i]);
         if (changes & BIAS) {
-            read_transposed(tile, t->rows.bias + v * VL, (t->block.first + key) * in->bias.column, count, &in->bias);
+            const ptrdiff_t offset = (t->block.first + key) * in->bias.column;
+            if (count < VL && t->block.first + key + count >= VL)
+                read_last_transposed(tile, t->rows.bias + v * VL, offset, count, &in->bias);
+            else
+                read_transposed(tile, t->rows.bias + v * VL, offset, count, &in->bias);
             UNROLL_FOR (int i = 0; i < VL; ++i) s[i] = add_bias(s[i], tile[i]);
         }
         if (changes & MASK) {

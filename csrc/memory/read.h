@@ -100,6 +100,18 @@ static inline ALWAYS_INLINE void read_transposed(vf *tile, char *const *row_at, 
     vf_transpose(tile);
 }
 
+/* The same for the last columns of wider rows: a whole tile that ends with them is read, as one by one takes longer.
+ * What comes after them repeats the last. */
+static inline void read_last_transposed(vf *tile, char *const *row_at, ptrdiff_t offset, int count,
+                                        const sdpa_array *array)
+{
+    const int before = VL - count;
+    real columns[VL][VL];
+    read_transposed(tile, row_at, offset - before * array->column, VL, array);
+    UNROLL_FOR (int i = 0; i < VL; ++i) vf_store(columns[i], tile[i]);
+    UNROLL_FOR (int i = 0; i < VL; ++i) tile[i] = vf_load(columns[i < count ? before + i : VL - 1]);
+}
+
 /* seen[column] lane row = mask_row[row][column]; false in the columns past `count`. */
 static inline void read_mask(vm *seen, char *const *mask_row, ptrdiff_t offset, int count, const sdpa_array *mask)
 {

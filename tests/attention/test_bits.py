@@ -246,3 +246,13 @@ def test_keys_that_come_from_memory(kernel, dtype, E, options):
     weights = sdpa.attention_weights(query, key, **options)
     of_many = sdpa.attention_weights(*many[:2], **options)
     assert_same_bits(of_many, np.broadcast_to(weights, of_many.shape))
+
+
+@EACH_DTYPE
+@pytest.mark.parametrize("N", [17, 49, 63])
+def test_last_columns_of_a_bias(kernel, N, dtype):
+    """Fewer than a vector of them, read with those before: as where the bias is not adjacent, one by one."""
+    query, key, value = draw(M=49, N=N, D=16, E=16, dtype=dtype)
+    bias = rng(2).standard_normal((4, 49, 2 * N)).astype(np.float32)
+    out = sdpa.attention(query, key, value, bias=bias[..., ::2])
+    assert_same_bits(sdpa.attention(query, key, value, bias=np.ascontiguousarray(bias[..., ::2])), out)
