@@ -34,6 +34,10 @@ const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) 
     .join = JOIN,
     .start = start,
     .write_out = write_out,
+#if STORES_ROWS
+    .stores_rows = stores_rows,
+    .write_at_once = write_at_once,
+#endif
     .write_weights = write_weights,
     .step = STEP,
 #if !SDPA_FEW_ROWS

@@ -83,6 +83,8 @@ typedef struct {
     int64_t fewest_rows, most_rows; /* of a key/value head, for this kernel; other sequences are not its work */
     int split;                      /* each part of the keys is a unit of its own */
     int far;                        /* where K and V are expected: see sdpa_distance */
+    int ahead;                      /* what the next unit reads is asked for */
+    int at_once;                    /* results are written as they are summed: one block has all keys */
     int64_t *unit_starts;           /* (B + 1), where sequences are packed: units before each of them */
     struct sdpa_watch *watch;       /* of the threads of the call, between blocks: see threads.h */
 } sdpa_schedule;
@@ -126,6 +128,8 @@ typedef struct {
     sdpa_span keys;   /* seen by at least one row: by geometry, as everywhere where the mask is not named */
     sdpa_span shared; /* seen by every row */
     const char *keys_at, *values_at, *key_scales_at, *value_scales_at; /* row 0; where K and V have pages: of page 0 */
+    /* Row 0 of what the next unit reads, which is asked for while this one is computed; or NULL. */
+    const char *next_query, *next_keys, *next_values;
     /* Where each row lies; set only for arrays that are there. */
     char *query[SDPA_MAX_ROWS], *mask[SDPA_MAX_ROWS], *bias[SDPA_MAX_ROWS];
     char *out[SDPA_MAX_ROWS], *lse[SDPA_MAX_ROWS];
@@ -269,6 +273,10 @@ typedef struct sdpa_kernel {
     void (*join)(const sdpa_input *, const sdpa_task *, const sdpa_task *part); /* few rows: o, max, sum of both */
     sdpa_stage start;                                                           /* o = 0 where nothing was seen */
     sdpa_stage write_out;                                                       /* out = o * shrink */
+    /* Where one block holds all keys: whether rows of the result can be written as they are summed, by this, after
+     * close_sums, which then takes the place of accumulate and write_out; it returns 0 where it cannot.  Or NULL. */
+    int (*stores_rows)(const sdpa_input *);
+    int (*write_at_once)(const sdpa_input *, sdpa_task *);
     sdpa_stage write_weights; /* weights of this block = exp(s - max) * shrink */
 
     /* Gradients: NULL for few rows. */
@@ -312,6 +320,7 @@ sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head);
 
 /* plan/rows.c */
 void sdpa_enter_task(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *);
+void sdpa_look_ahead(const sdpa_input *, sdpa_rows *);
 void sdpa_enter_backward(const sdpa_schedule *, const sdpa_backward_input *, const sdpa_unit *, int64_t index,
                          sdpa_backward_task *);
 

@@ -66,6 +66,9 @@ enum { BLOCK_KEYS = 128 };
 static inline void release_tiles(void) {} /* there are none */
 #endif
 
+/* Whether results can be written as they are summed (vectors.h). */
+#define STORES_ROWS (!TILES && !SDPA_FEW_ROWS)
+
 /* Whether additive scores are computed, too. */
 #define ADDITIVE (!PAIRS && !SDPA_FEW_ROWS)
 

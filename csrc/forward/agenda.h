@@ -18,10 +18,10 @@ typedef struct {
     ptrdiff_t first_byte, end_byte;
 } pending;
 
-/* Those of a product: of one array, two, or none; NULL is none, too. */
+/* Those of a product: of some arrays, or none; NULL is none, too. */
 typedef struct {
     int count;
-    pending rows[2];
+    pending rows[4];
 } agenda;
 
 static void fetch_pending(pending *rows)
@@ -33,6 +33,8 @@ static void fetch_pending(pending *rows)
         /* Rows of a bias that lie a multiple of 4096 bytes apart share one set of the first-level cache. */
         if (rows->row_at)
             fetch(rows->row_at[rows->row] + rows->first_byte, bytes, 0);
+        else if (rows->array->row == bytes && !rows->in->pages)
+            fetch_rest(rows->keys_at + (rows->t->block.first + rows->row) * bytes, bytes);
         else
             fetch(row_address(rows->in, rows->array, rows->keys_at, rows->t, rows->row, &alone), bytes, 1);
     }
@@ -79,6 +81,28 @@ static void add_pending_keys(const sdpa_input *in, const sdpa_task *t, const sdp
                           .row = begin,
                           .end = end,
                           .end_byte = width * array->itemsize};
+    add_pending(soon, rows, count, vectors);
+}
+
+/* The first rows of the next head, in Q, K or V. */
+static void add_pending_next(const sdpa_input *in, const sdpa_task *t, const sdpa_array *array, const char *rows_at,
+                             int64_t rows, int64_t width, int64_t count, int vectors, agenda *soon)
+{
+    if (!rows_at || array->column != array->itemsize) return;
+    const pending next = {.in = in,
+                          .t = t,
+                          .array = array,
+                          .keys_at = rows_at,
+                          .end = rows < BLOCK_KEYS ? (int)rows : BLOCK_KEYS,
+                          .end_byte = width * array->itemsize};
+    add_pending(soon, next, count, vectors);
+}
+
+/* The rows of the result: a cache has to have a line before it can be written to. */
+static void add_pending_results(const sdpa_input *in, const sdpa_task *t, int64_t count, int vectors, agenda *soon)
+{
+    const pending rows = {
+        .array = &in->out, .row_at = t->rows.out, .end = t->rows.count, .end_byte = in->value_dim * in->out.itemsize};
     add_pending(soon, rows, count, vectors);
 }
 

@@ -58,6 +58,28 @@ static void write_out(const sdpa_input *in, sdpa_task *t)
     release_tiles();
 }
 
+#if STORES_ROWS
+/* Whether results can be stored row by row, in whole vectors. */
+static int stores_rows(const sdpa_input *in)
+{
+    return !in->weights.data && in->value_dim > 0 && in->value_dim % VL == 0 &&
+           writes_adjacent(&in->out, in->out.column);
+}
+
+/* out = shrink * s V, where the block has all keys that are seen.  Returns 0 where that is to be done in another way,
+ * as something is not finite or too small. */
+static int write_at_once(const sdpa_input *in, sdpa_task *t)
+{
+    const operand values = read_values(in, t);
+    if (PAIRS && t->scratch.odd_values & SMALL) return 0;
+    agenda soon;
+    soon.count = 0;
+    const int vectors = in->value_dim / VL < VECTORS ? (int)(in->value_dim / VL) : VECTORS;
+    add_pending_next(in, t, &in->value, t->rows.next_values, in->kv_len, in->value_dim, t->rows.count, vectors, &soon);
+    return write_rows(&in->out, t, values, in->value_dim, &soon);
+}
+#endif
+
 /* The probabilities of the block, once max and the sums over all keys are known: exp(s - max) * shrink. */
 static void write_weights(const sdpa_input *in, sdpa_task *t)
 {

@@ -58,9 +58,15 @@ static void score_products(const sdpa_input *in, const sdpa_task *t, sdpa_segmen
     agenda soon;
     soon.count = 0;
     add_pending_bias(in, t, g, &soon);
-    if (g.begin == t->block.segment[0].begin)
-        add_pending_keys(in, t, &in->value, t->rows.values_at, in->value_dim, 0, t->block.count, g.end - g.begin,
-                         g.end_vector - g.first_vector, &soon);
+    if (g.begin == t->block.segment[0].begin) {
+        const int keys = g.end - g.begin, vectors = g.end_vector - g.first_vector;
+        add_pending_next(in, t, &in->query, t->rows.next_query, in->q_len, in->dim, keys, vectors, &soon);
+        add_pending_next(in, t, &in->key, t->rows.next_keys, in->kv_len, in->dim, keys, vectors, &soon);
+        if (t->rows.next_keys) add_pending_results(in, t, keys, vectors, &soon);
+        if (!t->rows.next_values)
+            add_pending_keys(in, t, &in->value, t->rows.values_at, in->value_dim, 0, t->block.count, keys, vectors,
+                             &soon);
+    }
     segment_products(g, k, in->dim, t->scratch.q, t->scratch.s, t->scratch.high, t->scratch.visible, &soon);
 }
 

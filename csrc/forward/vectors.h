@@ -7,6 +7,8 @@
 #define SDPA_FORWARD_VECTORS_H
 
 #include "forward/agenda.h"
+#include "memory/write.h"
+#include "simd/vmath.h"
 #if PAIRS
 #include "forward/pairs.h"
 #else
@@ -183,6 +185,71 @@ static void weighted_sums(const sdpa_task *t, operand values, int64_t width, con
 #define OUTPUT_TILES(vectors) output_tiles(vectors, width, t, s, (const real *)values.at, stride, o, shrink, soon)
     WITH_VECTORS(t->rows.vectors, OUTPUT_TILES);
 #undef OUTPUT_TILES
+}
+
+/* ---- out[row][features] = factor[row] * sum over keys of s[key][row] * V[key][features]
+ *
+ * Where all keys are in one block, no sum outlives it.  So features can be lanes, and rows of the result go from the
+ * registers to where the caller wants them, without a transpose.  Each sum is formed in the same order as in `o`. */
+
+/* The keys that any of `count` rows from `row` on sees; they are of one vector where the block is cut. */
+static inline sdpa_range seen_by_rows(const sdpa_task *t, int row, int count)
+{
+    if (!t->block.cut) return (sdpa_range){0, t->block.count};
+    const int begin = t->block.sees[row].begin / STEP * STEP, end = t->block.sees[row + count - 1].end;
+    return (sdpa_range){begin, end > begin ? end : begin};
+}
+
+/* `poison` stays 0 as long as all sums are finite. */
+static inline ALWAYS_INLINE void row_tile(const int height, const int vectors, const sdpa_array *out,
+                                          const sdpa_task *t, int row, const real *values, ptrdiff_t stride,
+                                          ptrdiff_t offset, vf *poison, agenda *soon)
+{
+    const sdpa_range keys = seen_by_rows(t, row, height);
+    const real *weights = (const real *)t->scratch.s + keys.begin / STEP * ROWS + row,
+               *factor = (const real *)t->scratch.shrink + row;
+    vf sum[TALLEST][SDPA_MAX_VECTORS];
+    set_to_zero(height, vectors, sum);
+    fetch_some(soon);
+    multiply(height, 0, vectors, sum, steps(keys.end - keys.begin), weights, 1, ROWS,
+             values + keys.begin / STEP * stride, stride);
+    UNROLL_FOR (int i = 0; i < height; ++i)
+        UNROLL_FOR (int v = 0; v < vectors; ++v) {
+            char *at = t->rows.out[row + i] + offset + v * VL * out->itemsize;
+            poison[v] = vf_fma(sum[i][v], vf_set1(0), poison[v]);
+            write_adjacent(at, out->dtype, vf_mul(sum[i][v], vf_set1(factor[i])));
+        }
+}
+
+static inline ALWAYS_INLINE void row_tiles(const int vectors, const sdpa_array *out, const sdpa_task *t, int first,
+                                           int count, const real *values, ptrdiff_t stride, ptrdiff_t offset,
+                                           vf *poison, agenda *soon)
+{
+#define ROW_TILE(height, row)                                                                                          \
+    row_tile(height, vectors, out, t, first + (int)(row), values, stride, offset, poison, soon)
+    FOR_TILES(vectors, count, ROW_TILE);
+#undef ROW_TILE
+}
+
+/* For rows of whole vectors.  Returns whether all sums are finite. */
+static int write_rows(const sdpa_array *out, const sdpa_task *t, operand values, int64_t width, agenda *soon)
+{
+    const ptrdiff_t stride = values.stride / (ptrdiff_t)sizeof(real);
+    const int run = t->block.cut ? VL : ROWS;
+    vf poison[SDPA_MAX_VECTORS];
+    for (int v = 0; v < SDPA_MAX_VECTORS; ++v) poison[v] = vf_set1(0);
+    for (int64_t e = 0, vectors; e < width; e += vectors * VL) {
+        vectors = (width - e) / VL < VECTORS ? (width - e) / VL : VECTORS;
+        for (int first = 0; first < t->rows.count; first += run) {
+            const int count = t->rows.count - first < run ? t->rows.count - first : run;
+#define ROW_TILES(vectors)                                                                                             \
+    row_tiles(vectors, out, t, first, count, (const real *)values.at + e, stride, e * out->itemsize, poison, soon)
+            WITH_VECTORS(vectors, ROW_TILES);
+#undef ROW_TILES
+        }
+    }
+    for (int v = 1; v < SDPA_MAX_VECTORS; ++v) poison[0] = vf_add(poison[0], poison[v]);
+    return is_zero(poison[0]);
 }
 
 #endif

@@ -17,6 +17,13 @@ static inline ALWAYS_INLINE void fetch(const char *at, ptrdiff_t bytes, const in
             PREFETCH(line, 2);
 }
 
+/* The same without the line that `at` is in, unless it begins there: rows that follow each other share it. */
+static inline ALWAYS_INLINE void fetch_rest(const char *at, ptrdiff_t bytes)
+{
+    const char *line = at + (LINE - (uintptr_t)at % LINE) % LINE;
+    for (; line < at + bytes; line += LINE) PREFETCH(line, 3);
+}
+
 /* Asks for `width` elements of each row of a vector of rows, before they are read column by column of vectors: each of
  * these would wait for its own lines. */
 static inline void fetch_rows(const sdpa_array *array, char *const *row_at, int64_t width)

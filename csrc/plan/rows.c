@@ -9,14 +9,20 @@ char *sdpa_first_row(const sdpa_input *in, const sdpa_array *array, int64_t batc
     return head + (in->k_starts ? array->data + in->k_starts[batch] * array->row : sdpa_batch(array, batch));
 }
 
+/* Row 0 of a key/value head in an array that has a row for each query. */
+static char *first_query(const sdpa_input *in, const sdpa_array *array, int64_t batch, int64_t kv_head)
+{
+    char *at = in->q_starts ? array->data + in->q_starts[batch] * array->row : sdpa_batch(array, batch);
+    return at + kv_head * sdpa_group(in) * array->head;
+}
+
 /* Fills `address` with where each of the rows lies in `array`, and those of the lanes past the last like that. */
 static void locate_rows(const sdpa_input *in, const sdpa_array *array, const sdpa_rows *rows, int lanes, char **address)
 {
     if (!array->data) return;
     const int64_t group = sdpa_group(in);
     const int64_t query = rows->first / group, in_group = rows->first % group;
-    char *at = in->q_starts ? array->data + in->q_starts[rows->batch] * array->row : sdpa_batch(array, rows->batch);
-    at += (rows->kv_head * group + in_group) * array->head + query * array->row;
+    char *at = first_query(in, array, rows->batch, rows->kv_head) + in_group * array->head + query * array->row;
     if (group == 1) {
         for (int row = 0; row < rows->count; ++row) address[row] = at + row * array->row;
     } else {
@@ -44,6 +50,7 @@ void sdpa_enter_task(const sdpa_schedule *s, const sdpa_unit *unit, int64_t inde
     rows->q_len = queries(in, rows->batch);
     rows->kv_len = in->kv_lengths ? in->kv_lengths[rows->batch] : in->kv_len;
     rows->far = s->far;
+    rows->next_query = rows->next_keys = rows->next_values = NULL;
 
     const int64_t tasks = unit->cut.tasks, part = tasks - 1 - index;
     const int64_t vectors = vectors_per_head(in, rows->q_len, lanes);
@@ -66,6 +73,17 @@ void sdpa_enter_task(const sdpa_schedule *s, const sdpa_unit *unit, int64_t inde
     locate_rows(in, &in->bias, rows, lanes, rows->bias);
     locate_rows(in, in->weights.data ? &in->weights : &in->out, rows, lanes, rows->out);
     locate_rows(in, &in->lse, rows, lanes, rows->lse);
+}
+
+/* Most likely the same thread takes the next head. */
+void sdpa_look_ahead(const sdpa_input *in, sdpa_rows *rows)
+{
+    int64_t batch = rows->batch, kv_head = rows->kv_head + 1;
+    if (kv_head == in->kv_heads) kv_head = 0, ++batch;
+    if (batch == in->batches || in->q_starts || in->pages) return;
+    if (sdpa_group(in) == 1) rows->next_query = first_query(in, &in->query, batch, kv_head);
+    rows->next_keys = sdpa_first_row(in, &in->key, batch, kv_head);
+    rows->next_values = sdpa_first_row(in, &in->value, batch, kv_head);
 }
 
 void sdpa_enter_backward(const sdpa_schedule *s, const sdpa_backward_input *in, const sdpa_unit *unit, int64_t index,

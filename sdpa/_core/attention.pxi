@@ -71,6 +71,20 @@ cdef void finish_task(const sdpa_schedule *s, sdpa_task *t) noexcept nogil:
         s.kernel.write_out(s.input, t)
 
 
+cdef bint attend_at_once(const sdpa_schedule *s, sdpa_task *t) noexcept nogil:
+    """softmax(Q K^T) V where one block holds all keys: weights are divided by their sum before they meet V, so that
+    results leave as they are summed.  False where nothing is seen, or something is unusual: then all is to be done
+    step by step."""
+    t.scratch.lifted = 0
+    s.kernel.begin_forward(s.input, t)
+    if t.rows.keys.begin >= t.rows.keys.end or not sdpa_enter_block(s, &t.rows, 0, &t.block):
+        return False
+    s.kernel.scores(s.input, t)
+    s.kernel.softmax_block(s.input, t)
+    s.kernel.close_sums(s.input, t)
+    return s.kernel.write_at_once(s.input, t)
+
+
 cdef void run_bundle(const sdpa_schedule *s, const sdpa_unit *unit, char *scratch) noexcept nogil:
     cdef sdpa_task tasks[SDPA_MAX_BUNDLE]
     cdef int64_t first = unit.index * unit.cut.tasks // unit.cut.bundles
@@ -78,6 +92,16 @@ cdef void run_bundle(const sdpa_schedule *s, const sdpa_unit *unit, char *scratc
     sdpa_lay_out_scratch(s, scratch, tasks, count)
     for i in range(count):
         sdpa_enter_task(s, unit, first + i, &tasks[i].rows)
+    if s.at_once:
+        if s.ahead and unit.index + 1 == unit.cut.bundles:
+            sdpa_look_ahead(s.input, &tasks[count - 1].rows)
+        for i in range(count):
+            if stopped(s.watch, block_products(s, &tasks[i].rows)):
+                return
+            if not attend_at_once(s, &tasks[i]):
+                attend_carefully(s, &tasks[i], 1)
+                finish_task(s, &tasks[i])
+        return
     attend_carefully(s, tasks, count)
     for i in range(count):
         finish_task(s, &tasks[i])
@@ -153,6 +177,9 @@ cdef int64_t cut_into_units(sdpa_schedule *s, int *threads, int *chunk) noexcept
     last one to finish is not waited for."""
     cdef int64_t units
     s.far = distance_of(s.input)
+    s.at_once = (s.kernel.write_at_once != NULL and s.input.kv_len <= s.kernel.block_keys
+                 and s.kernel.stores_rows(s.input))
+    s.ahead = s.at_once and key_bytes(s.input) + row_bytes(s.input) > MOST_IN_THIRD_LEVEL
     units = sdpa_count_units(s)
     threads[0] = <int>max(1, min(<int64_t>s.threads, units))
     chunk[0] = <int>max(1, units // (16 * threads[0]))
@@ -163,9 +190,21 @@ cdef int64_t cut_into_units(sdpa_schedule *s, int *threads, int *chunk) noexcept
 cdef double MOST_IN_SECOND_LEVEL = 2 << 20, MOST_IN_THIRD_LEVEL = 16 << 20
 
 
-cdef int distance_of(const sdpa_input *p) noexcept:
+cdef double key_bytes(const sdpa_input *p) noexcept:
+    """Of K and V."""
     cdef double keys = <double>p.batches * p.kv_heads * p.kv_len
-    cdef double bytes = keys * (p.dim * p.key.itemsize + p.value_dim * p.value.itemsize)
+    return keys * (p.dim * p.key.itemsize + p.value_dim * p.value.itemsize)
+
+
+cdef double row_bytes(const sdpa_input *p) noexcept:
+    """Of Q and the result."""
+    cdef double rows = <double>p.batches * p.heads * p.q_len
+    return rows * (p.dim * p.query.itemsize + p.value_dim * p.out.itemsize)
+
+
+cdef int distance_of(const sdpa_input *p) noexcept:
+    """Where K and V are expected."""
+    cdef double bytes = key_bytes(p)
     if bytes <= MOST_IN_SECOND_LEVEL:
         return SDPA_NEAR
     return SDPA_THIRD_LEVEL if bytes <= MOST_IN_THIRD_LEVEL else SDPA_MEMORY
@@ -219,7 +258,7 @@ cdef sdpa_schedule schedule_of(
     """Of all rows, not yet cut into units."""
     cdef sdpa_schedule s
     s.input, s.kernel, s.threads, s.unit_starts, s.watch = p, kernel, threads, unit_starts, NULL
-    s.fewest_rows, s.most_rows, s.split, s.far = 0, most_rows(p), 0, SDPA_NEAR
+    s.fewest_rows, s.most_rows, s.split, s.far, s.ahead, s.at_once = 0, most_rows(p), 0, SDPA_NEAR, 0, 0
     return s
 
 

@@ -60,7 +60,7 @@ cdef extern from "sdpa.h" nogil:
         const sdpa_kernel *kernel
         int threads
         int64_t fewest_rows, most_rows
-        int split, far
+        int split, far, ahead, at_once
         int64_t *unit_starts
         sdpa_watch *watch
 
@@ -135,6 +135,8 @@ cdef extern from "sdpa.h" nogil:
         sdpa_stage add_poison, close_sums
         void (*join)(const sdpa_input *, const sdpa_task *, const sdpa_task *) noexcept nogil
         sdpa_stage start, write_out, write_weights
+        int (*stores_rows)(const sdpa_input *) noexcept nogil
+        int (*write_at_once)(const sdpa_input *, sdpa_task *) noexcept nogil
         sdpa_backward_stage begin_backward, score_gradients, query_gradient, key_gradients, add_slopes, bias_gradient
         int (*needs_care)(const sdpa_input *, const sdpa_task *) noexcept nogil
         sdpa_backward_stage write_query_gradient, write_key_gradients
@@ -159,6 +161,7 @@ cdef extern from "sdpa.h" nogil:
     sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head)
 
     void sdpa_enter_task(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *)
+    void sdpa_look_ahead(const sdpa_input *, sdpa_rows *) nogil
     void sdpa_enter_backward(
         const sdpa_schedule *, const sdpa_backward_input *, const sdpa_unit *, int64_t index, sdpa_backward_task *)
 
