@@ -52,9 +52,10 @@ cdef int MOST_OF_FEW = 16
 cdef int MOST_OF_FEW_PAIRS = 12, MOST_BESIDE_PAIRS = 10
 
 
-# The same where one block holds all keys, and these need no conversion: the other engine writes results as they are
-# summed.  64 heads of 64 keys, D = 64, on one thread, few against many, in µs.  float32: 9 rows 97 and 103, 10 rows 103
-# and 93, 16 rows 134 and 105; bfloat16: 9 rows 85 and 72; float16: 12 rows 100 and 119, 16 rows 124 and 128.
+# The same where one block holds all keys: the other engine writes results as they are summed.  64 heads of 64 keys,
+# D = 64, on one thread, few against many, in µs.  float32: 9 rows 97 and 103, 10 rows 103 and 93, 16 rows 134 and 105;
+# bfloat16: 9 rows 85 and 72; float16, which many rows must widen: 12 rows 100 and 119, 16 rows 124 and 128, but bits
+# are to be those of widened arrays.
 cdef int MOST_BESIDE_SHORT = 9
 
 
@@ -62,9 +63,8 @@ cdef int64_t most_of_few(const sdpa_isa *isa, const sdpa_input *p) noexcept:
     cdef const sdpa_kernel *const *engines = isa.kernel[purpose_of(p)]
     cdef const sdpa_kernel *const *numbers = isa.kernel[SDPA_FOR_FLOAT]
     cdef bint pairs = purpose_of(p) == SDPA_FOR_BFLOAT16 and engines[0] != numbers[0]
-    cdef bint as_they_are = pairs or p.key.itemsize >= 4 and p.value.itemsize >= 4
     cdef int most = MOST_OF_FEW
-    if as_they_are and p.q_starts == NULL and p.kv_len <= engines[0].block_keys:
+    if p.q_starts == NULL and p.kv_len <= engines[0].block_keys:
         most = MOST_BESIDE_SHORT
     elif pairs:
         most = MOST_OF_FEW_PAIRS if engines[1] != numbers[1] else MOST_BESIDE_PAIRS

@@ -726,5 +726,5 @@ def test_errors_of_a_new_cache(error, message, changed):
 def test_sequences_as_an_array_without_axes():
     cache = sdpa.PagedKVCache(4, 2, 1, 3)
     cache.append(cache.allocate(), *np.ones((2, 1, 2, 3), np.float32))
-    with pytest.raises(TypeError, match="sequences is"):
+    with pytest.raises(TypeError, match="sequences has shape"):
         cache.attend(np.ones((1, 1, 3), np.float32), np.array(0))
