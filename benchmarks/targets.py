@@ -154,9 +154,21 @@ REASONS = [
         "Keys and values come from memory, at its rate, and ncnn reads them at the same.",
     ),
     (
+        "decode-4k-bf16",
+        "A key of 128 features takes four rows 30 cycles from the second-level cache, of which products of pairs are 16, "
+        "and 39 from the third-level cache, from which it could be read in 18: sums over lanes, softmax and waiting for "
+        "the first lines of each tile do not hide behind each other.",
+    ),
+    (
         "decode-4k-*",
         "Keys and values come from the third-level cache, a part of them from memory: between 45 and 60 cycles of "
         "arithmetic for each key hide only in part behind reading it, and the loop that is the bound has none.",
+    ),
+    (
+        "decode-cross-*",
+        "One row of 64 features: a core reads 18 bytes a cycle from the third-level cache where a plain loop reads 28. "
+        "Between products softmax reads nothing, and starting and ending threads takes a twelfth of the call. Reading "
+        "row by row, and prefetching nearer, farther or both, brought nothing more.",
     ),
     (
         "decode-*-fp32",
@@ -167,6 +179,11 @@ REASONS = [
         "decode-*",
         "A part of keys and values stays in the third-level cache, so the loop that is the bound reads faster than "
         "memory gives; the kernel does not, whether it prefetches into all caches or past them.",
+    ),
+    (
+        "speculate-*",
+        "The bound is a loop that reads keys and values once; several rows of a head multiply each of them as often, at "
+        "two thirds of the rate of multiply-adds, beside sums over lanes and softmax.",
     ),
     (
         "clip-77-*",
