@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import sdpa
 from benchmarks import workloads
-from benchmarks.measure import machine, memory, runner
+from benchmarks.measure import limits, machine, memory, runner
 from benchmarks.measure.libraries import OURS, READ
 from benchmarks.peers import PEERS, select_peers
 from benchmarks.report import page, report, rows, tables
@@ -48,7 +48,8 @@ def parse_arguments(arguments, prog):
         "--kernel",
         type=kernel_named,
         default=os.environ.get("SDPA_KERNEL") or None,
-        help=f"force a kernel of sdpa, as SDPA_KERNEL does: {', '.join(sdpa.kernels())}",
+        help=f"force a kernel of sdpa, as SDPA_KERNEL does: {', '.join(sdpa.kernels())}; with avx2 peers that can be "
+        "are kept to AVX2, too",
     )
     parser.add_argument("--rounds", type=count, default=5, help="default 5")
     parser.add_argument(
@@ -101,7 +102,7 @@ def implementations(arguments):
 def compare(arguments):
     """Measure, and return everything known as a dictionary that fits in JSON."""
     names = implementations(arguments)
-    environments = {OURS: {"SDPA_KERNEL": arguments.kernel}} if arguments.kernel else {}
+    environments = limits.environments(arguments.kernel, names)
     chosen = workloads.select(arguments.only, arguments.dtypes)
     known = about(names, arguments.kernel)
     results, left = {}, arguments.seconds
@@ -134,6 +135,7 @@ def about(names, kernel=None):
         "commit": commit(),
         "compiler": first_line("cc", "--version"),
         "kernel": kernel or "default",
+        "limits": limits.describe(kernel, names),
         "versions": versions(names),
         "cpu": f"{machine.cpu_name()}, {runner.THREADS} threads",
         "load": os.getloadavg()[0],

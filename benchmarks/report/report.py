@@ -247,6 +247,7 @@ def facts(report):
     load = f"load {report['load']:.2f} before, " if "load" in report else ""
     return [
         f"{report['date']}, commit {report['commit']}, kernel {report['kernel']}, {report['compiler']}",
+        *([report["limits"]] if report.get("limits") else []),
         *report["machine"].splitlines(),
         versions,
         f"{load}{repeated} slices disturbed by other load",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.measure import machine, memory, runner
+from benchmarks.measure import limits, machine, memory, runner
 from benchmarks.measure.adapting import THREADS
 from benchmarks.measure.libraries import OURS, READ
 from benchmarks.peers import select_peers
@@ -27,7 +27,6 @@ ON_THREADS = WORKLOADS["prefill-2048-causal-fp32"]
 def measure(peers, rounds, seconds, families=FAMILIES, kernel=None):
     """{family: points}, each point a size with the seconds of each implementation, and with the bound."""
     here = machine.measure(kernel)
-    settings = {"SDPA_KERNEL": kernel} if kernel else {}
     measured = {}
     with runner.progress_line(sys.stderr) as progress:
         for number, family in enumerate(families, 1):
@@ -36,7 +35,7 @@ def measure(peers, rounds, seconds, families=FAMILIES, kernel=None):
                 measured[family] = memory.against_length([OURS, *peers], MEMORY_LENGTHS)
                 continue
             names, workloads = contents(family, peers)
-            environments = {name: settings for name in names if name.partition("@")[0] == OURS}
+            environments = limits.environments(kernel, names)
             later = seconds * (1 - number / len(families))
             with runner.Comparison(workloads, names, environments, progress) as run:
                 run.prepare(later=later + seconds / len(families))
