@@ -87,7 +87,7 @@ static int system_saves(unsigned registers)
     return (eax & registers) == registers;
 }
 
-/* Whether CPUID has set the bit, which each of its answers numbers anew.  __builtin_cpu_supports would ask a table of
+/* Whether CPUID has set the bit, which each of its answers numbers anew.  What compilers have for this asks a table of
  * libgcc, which not all linkers have. */
 static int cpu_says(unsigned leaf, unsigned subleaf, char answer, int bit)
 {

@@ -146,7 +146,7 @@ static NOINLINE void score_wide(const sdpa_input *in, const sdpa_task *t, sdpa_s
 {
     const source s = source_of_keys(in, t, keys);
 #define SCORE_KEYS(dtype, how) score_keys(dtype, how, WIDE, in, t, g, &s)
-    WITH_DTYPE(keys.dtype, how_fetched(&s), SCORE_KEYS);
+    WITH_DTYPE(keys.dtype, IN_RUNS, SCORE_KEYS); /* rows are long: each comes as if it were a run of its own */
 #undef SCORE_KEYS
 }
 

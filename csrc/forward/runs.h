@@ -113,10 +113,10 @@ static inline ALWAYS_INLINE row_run run_of(const sdpa_input *in, const sdpa_task
     return run;
 }
 
-/* Expands `call(dtype, how)` with a constant. */
+/* Expands `call(dtype, how)` with a constant; code for double is not doubled. */
 #define WITH_HOW(dtype, how, call)                                                                                     \
     do {                                                                                                               \
-        if ((how) == AS_ONE)                                                                                           \
+        if (sizeof(real) == sizeof(float) && (how) == AS_ONE)                                                          \
             call(dtype, AS_ONE);                                                                                       \
         else                                                                                                           \
             call(dtype, IN_RUNS);                                                                                      \
