@@ -15,7 +15,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 #ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
 #include <windows.h>
+#undef far /* words of 16-bit Windows */
+#undef near
 typedef SRWLOCK sdpa_lock;
 typedef CONDITION_VARIABLE sdpa_bell;
 #define SDPA_LOCK_INIT SRWLOCK_INIT
@@ -40,7 +43,8 @@ typedef pthread_cond_t sdpa_bell;
 #define sdpa_new_lock(lock) pthread_mutex_init(lock, NULL)
 #endif
 
-/* Who waits sleeps after so many ns: measured by benchmarks/studies/threads.py (the Decisions have the table). */
+/* Who waits sleeps after so many ns, about what it takes to wake a thread; not tuned further.  The next call may come
+ * within that time, and another process does not lose more by it. */
 #ifndef SDPA_SPIN
 #define SDPA_SPIN 50000
 #endif

@@ -1,10 +1,14 @@
 """What a build's threads cost: python -m benchmarks.studies.threads openmp=build/openmp/lib pool=build/pool/lib
 
 Each argument is a name and a folder that holds the package as it was built: SDPA_THREADS=pool python setup.py build
---build-lib build/pool/lib makes one.  Printed are medians of a call of attention in ms, of each situation, the builds
-by turns; the best of the rounds where a process is alone, their median where it is not.  "two" are two processes on the
-same CPUs, "torch" and "sklearn" one that calls those libraries between any two calls, in the time that is measured, and
-"callers" so many Python threads at once.  A situation whose library is missing is left out.
+--build-lib build/pool/lib makes one.  Printed are times of a call of attention in ms, the builds by turns: the median
+of the calls, in the best of the rounds.  Where several processes or callers share the CPUs, the median says nothing:
+one that spins has fast calls while it holds them, and the others wait.  There it is the mean, and the time that one
+call in a hundred exceeds, as the medians of the rounds.
+
+"two" are two processes on the same CPUs, "torch" and "sklearn" one that calls those libraries between any two calls, in
+the time that is measured, and "callers" so many Python threads at once.  A situation whose library is missing is left
+out.
 """
 
 import argparse
@@ -45,7 +49,7 @@ if beside == "fork":
     read, write = os.pipe()
     if os.fork():
         os.close(write)
-        sys.stdout.write(os.read(read, 10_000).decode())
+        sys.stdout.write(open(read).read())
         sys.exit()
     os.dup2(write, 1)
 else:
@@ -60,7 +64,9 @@ else:
     measure(times)
 if beside == "fork":
     print("ready")
-print(1e3 * statistics.median(times), flush=True)
+times.sort()
+ninety_nine = times[len(times) * 99 // 100]
+print(*[1e3 * number for number in (statistics.median(times), statistics.mean(times), ninety_nine)], flush=True)
 os._exit(0)
 """
 # rows, seconds between calls, what is beside, processes, Python threads, environment
@@ -82,8 +88,8 @@ SITUATIONS = {
 }
 
 
-def medians(folder, seconds, rows, gap, beside, processes, threads, environment):
-    """Of each of the processes, which begin together."""
+def measure(folder, seconds, rows, gap, beside, processes, threads, environment):
+    """Median, mean and 99th percentile of each of the processes, which begin together."""
     command = [sys.executable, "-c", WORK, *map(str, (rows, seconds, gap, beside, threads))]
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | environment
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder, env=variables)
@@ -93,7 +99,7 @@ def medians(folder, seconds, rows, gap, beside, processes, threads, environment)
     for worker in workers:
         worker.stdin.write("\n" if beside != "fork" else "")
         worker.stdin.flush()
-    return [float(worker.communicate()[0]) for worker in workers]
+    return [tuple(map(float, worker.communicate()[0].split())) for worker in workers]
 
 
 def main():
@@ -104,7 +110,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement")
     args = parser.parse_args()
     builds = dict(build.split("=", 1) for build in args.builds)
-    print(f"{'ms of a call':26}" + "".join(f"{name:>12}" for name in builds))
+    print(f"{'ms of a call':28}" + "".join(f"{name:>10}" for name in builds))
     for situation, how in SITUATIONS.items():
         _, _, beside, processes, threads, _ = how
         missing = beside in ("torch", "sklearn") and not importlib.util.find_spec(beside)
@@ -113,9 +119,12 @@ def main():
         found = {name: [] for name in builds}
         for _ in range(args.rounds):
             for name, folder in builds.items():
-                found[name] += medians(folder, args.seconds, *how)
-        choose = min if processes == threads == 1 else statistics.median
-        print(f"{situation:26}" + "".join(f"{choose(times):12.3f}" for times in found.values()), flush=True)
+                found[name] += measure(folder, args.seconds, *how)
+        shared = processes > 1 or threads > 1
+        rows = {", mean": (1, statistics.median), ", 99 %": (2, statistics.median)} if shared else {"": (0, min)}
+        for what, (which, choose) in rows.items():
+            numbers = [choose(times[which] for times in of_build) for of_build in found.values()]
+            print(f"{situation + what:28}" + "".join(f"{number:10.3f}" for number in numbers), flush=True)
 
 
 if __name__ == "__main__":
