@@ -91,7 +91,7 @@ test-all: $(DONE)/test
 	python -m pytest -n auto --dist loadfile --hypothesis-profile thorough $(ARGS)
 
 test-builds: $(DONE)/test
-	python -m pytest tests -m 'builds or slow' $(ARGS)
+	python -m pytest tests -n auto --dist loadfile -m 'builds or slow' $(ARGS)
 
 test-torch: $(DONE)/built $(TORCH_VENV)/done
 	$(TORCH_VENV)/bin/python -m pytest -n auto --dist loadfile --cover 2 -m 'not builds and not slow' \
