@@ -26,11 +26,11 @@ def call(norm, x, weight=None, bias=None, **options):
     return norm(x, weight, bias, **options) if "layer" in norm.__name__ else norm(x, weight, **options)
 
 
-def assert_as_exact(y, expected, dtype, roundings=8):
-    """Within a rounding of the result, and some of its largest number by rows."""
+def assert_as_exact(y, expected, dtype, roundings=8, summed=None):
+    """Within a rounding of the result, and some of the largest number by rows of it, or of what was summed."""
     wide = float64 if dtype == float64 else float32
     assert y.dtype == dtype and y.shape == expected.shape
-    largest = np.abs(expected).max(axis=-1, keepdims=True, initial=0)
+    largest = np.abs(expected if summed is None else summed).max(axis=-1, keepdims=True, initial=0)
     error = np.abs(y.astype(float64) - expected)
     assert (error <= eps(dtype) * np.abs(expected) + roundings * float(np.finfo(wide).eps) * largest).all()
 
