@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
 from pathlib import Path
@@ -61,21 +62,23 @@ class KVCache:
         for name in ("batch", "kv_heads", "head_dim", "value_dim", "dtype", "capacity", "window", "keep", "group")
     )
 
-    def __init__(
-        self, comm, batch, kv_heads, head_dim, *, value_dim=None, dtype=np.float32, capacity=None, window=None, keep=0,
-        group=32,
-    ):  # fmt: skip
+    __signature__ = inspect.Signature(
+        [
+            inspect.Parameter("comm", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            *inspect.signature(kv.KVCache).parameters.values(),
+        ]
+    )
+
+    def __init__(self, comm, *sizes, **options):
         self._group = join(comm)
         self._blocks = Blocks(self._group.rank, self._group.size)
 
         def make():
-            self._whole = kv.KVCache(  # stays empty: it knows the sizes, and checks
-                batch, kv_heads, head_dim, value_dim=value_dim, dtype=dtype, capacity=capacity, window=window,
-                keep=keep, group=group,
-            )  # fmt: skip
-            sizes = own_sizes(self._whole, self._blocks)
-            self._local = kv.KVCache(**sizes)
-            return None, {name: getattr(self._whole, name) for name in sizes} | {"dtype": self.dtype.name}
+            # Stays empty: it knows the sizes, and checks them and their names, so that a wrong one fails on all ranks.
+            self._whole = kv.KVCache(*sizes, **options)
+            own = own_sizes(self._whole, self._blocks)
+            self._local = kv.KVCache(**own)
+            return None, {name: getattr(self._whole, name) for name in own} | {"dtype": self.dtype.name}
 
         agree(self._group, make)
         self._threads = threads.count(None, self._group.sharing)

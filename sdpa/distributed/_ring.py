@@ -9,8 +9,9 @@ import numpy as np
 from ._agreement import Elsewhere, room
 
 NOTHING = np.empty(0, np.uint8)
-# Of a call: 30 to 70 ms of one thread.  Between such calls MPI gets to move what is under way.  Two ranks of one thread,
-# 16384 positions: 724 ms with 2e9, 690 with 6e9, 664 with 20e9, as larger pieces read their keys from nearer caches.
+# Of a call: 30 to 70 ms of one thread.  Between such calls MPI gets to move what is under way.  Two ranks of one
+# thread, 16384 positions: 724 ms with 2e9, 690 with 6e9, 664 with 20e9, as larger pieces read their keys from nearer
+# caches.
 PIECE_FLOPS = 6e9
 
 

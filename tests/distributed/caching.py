@@ -42,6 +42,8 @@ def wrong_sizes():
     if LAST:
         error = same_everywhere(distributed.KVCache, world, 2, 2, 4 + (world.rank == LAST))
         assert f"head_dim is 4 on rank 0 and 5 on rank {LAST}" in str(error)
+    wrong = dict(groups=16) if world.rank == LAST else {}
+    assert "groups" in str(same_everywhere(distributed.KVCache, world, 2, 2, 4, **wrong))
     assert "comm is None" in str(caught(distributed.KVCache, None, 1, 1, 4))
 
 
