@@ -155,9 +155,9 @@ REASONS = [
     ),
     (
         "decode-4k-bf16",
-        "A key of 128 features takes four rows 30 cycles from the second-level cache, of which products of pairs are 16, "
-        "and 39 from the third-level cache, from which it could be read in 18: sums over lanes, softmax and waiting for "
-        "the first lines of each tile do not hide behind each other.",
+        "A key of 128 features takes four rows 30 cycles from the second-level cache, of which products of pairs are "
+        "16, and 39 from the third-level cache, from which it could be read in 18: sums over lanes, softmax and "
+        "waiting for the first lines of each tile do not hide behind each other.",
     ),
     (
         "decode-4k-*",
@@ -182,8 +182,8 @@ REASONS = [
     ),
     (
         "speculate-*",
-        "The bound is a loop that reads keys and values once; several rows of a head multiply each of them as often, at "
-        "two thirds of the rate of multiply-adds, beside sums over lanes and softmax.",
+        "The bound is a loop that reads keys and values once; several rows of a head multiply each of them as often, "
+        "at two thirds of the rate of multiply-adds, beside sums over lanes and softmax.",
     ),
     (
         "clip-77-*",
