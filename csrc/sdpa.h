@@ -158,7 +158,7 @@ typedef struct {
 /* Where a task keeps its numbers; `real` is the compute type, R the rows of the kernel.  See plan/scratch.c. */
 typedef struct {
     sdpa_copied *copied;         /* [SDPA_COPIES]: what key_copy, value_copy and key_pairs hold */
-    void *q;                     /* [D][R]; few rows: [R][D]; pairs: [D/2][R] */
+    void *q;                     /* [D][R]; few rows: [R][D], or [R][D/2] pairs; pairs: [D/2][R] */
     void *s;                     /* [block_keys][R]: scores, then weights; pairs of weights: [block_keys/2][R]; few
                                     rows: [block_keys][places] */
     void *o;                     /* [E][R]; few rows: [R][E]: sums of weight * value */

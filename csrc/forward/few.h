@@ -5,9 +5,10 @@
  * of 1, 2, 4 or 8 rows.  What shapes scores (scores.h) takes one key after the other, as in the other engine, where
  * max, sum and shrink of the rows are one vector, as here.
  *
- * Queries lie as q[row][features] and sums as o[row][features], padded with 0 to whole vectors; rows of K and V that do
- * not end on a whole vector are copied to such.  Numbers narrower than `real` are widened as they are loaded: `dtype`
- * is a constant in each tile.  The order of the sums of a row does not depend on other rows. */
+ * Queries lie as q[row][features] and sums as o[row][features], padded with 0 to whole vectors.  What the tiles of both
+ * products multiply is in few_singles.h (numbers, which are widened as they are loaded; rows of K and V that do not end on
+ * a whole vector are copied to such) and in few_pairs.h (pairs of bfloat16).  `dtype` is a constant in each tile.  The
+ * order of the sums of a row does not depend on other rows. */
 #ifndef SDPA_FORWARD_FEW_H
 #define SDPA_FORWARD_FEW_H
 
