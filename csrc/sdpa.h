@@ -83,7 +83,7 @@ typedef struct {
     int64_t fewest_rows, most_rows; /* of a key/value head, for this kernel; other sequences are not its work */
     int split;                      /* each part of the keys is a unit of its own */
     int far;                        /* where K and V are expected: see sdpa_distance */
-    int ahead;                      /* what the next unit reads is asked for */
+    int ahead;                      /* what is read next, and results, are asked for: they come from memory */
     int at_once;                    /* results are written as they are summed: one block has all keys */
     int64_t *unit_starts;           /* (B + 1), where sequences are packed: units before each of them */
     struct sdpa_watch *watch;       /* of the threads of the call, between blocks: see threads.h */
@@ -128,8 +128,10 @@ typedef struct {
     sdpa_span keys;   /* seen by at least one row: by geometry, as everywhere where the mask is not named */
     sdpa_span shared; /* seen by every row */
     const char *keys_at, *values_at, *key_scales_at, *value_scales_at; /* row 0; where K and V have pages: of page 0 */
-    /* Row 0 of what the next unit reads, which is asked for while this one is computed; or NULL. */
+    int ahead;                                                         /* as the schedule says */
+    /* Row 0 of what the thread reads next, which is asked for while this is computed; or NULL. */
     const char *next_query, *next_keys, *next_values;
+    int64_t next_queries; /* rows */
     /* Where each row lies; set only for arrays that are there. */
     char *query[SDPA_MAX_ROWS], *mask[SDPA_MAX_ROWS], *bias[SDPA_MAX_ROWS];
     char *out[SDPA_MAX_ROWS], *lse[SDPA_MAX_ROWS];
@@ -172,7 +174,7 @@ typedef struct {
     void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V cannot be read in place */
     void *feature_weights;       /* additive: [dim/4][5][R]: see additive.h */
     void *cap_slope;             /* [block_keys][R], for gradients with a softcap: its derivative; else NULL */
-    int leads;                   /* the first of its bundle: what it fetches from memory serves the others */
+    int leads; /* the first of its bundle that sees the block: fetches from memory for the others, too */
 
     /* What these hold. */
     int places;        /* few rows: of a key in `s`, see few.h */
@@ -320,7 +322,7 @@ sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head);
 
 /* plan/rows.c */
 void sdpa_enter_task(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *);
-void sdpa_look_ahead(const sdpa_input *, sdpa_rows *);
+void sdpa_look_ahead(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *);
 void sdpa_enter_backward(const sdpa_schedule *, const sdpa_backward_input *, const sdpa_unit *, int64_t index,
                          sdpa_backward_task *);
 

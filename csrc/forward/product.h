@@ -53,17 +53,26 @@ static void load_queries(const sdpa_input *in, sdpa_task *t)
 
 /* ---- s[key][rows] = K[key][:] . q[:][rows], for the keys of one segment */
 
+/* Whether no block follows for these rows: then what comes after them is asked for, where that comes from memory. */
+static int ends_with_block(const sdpa_task *t)
+{
+    return t->rows.ahead && t->block.first + t->block.count >= t->rows.keys.end;
+}
+
 static void score_products(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand k)
 {
     agenda soon;
     soon.count = 0;
     add_pending_bias(in, t, g, &soon);
     if (g.begin == t->block.segment[0].begin) {
-        const int keys = g.end - g.begin, vectors = g.end_vector - g.first_vector;
-        add_pending_next(in, t, &in->query, t->rows.next_query, in->q_len, in->dim, keys, vectors, &soon);
-        add_pending_next(in, t, &in->key, t->rows.next_keys, in->kv_len, in->dim, keys, vectors, &soon);
-        if (t->rows.next_keys) add_pending_results(in, t, keys, vectors, &soon);
-        if (!t->rows.next_values)
+        const int keys = g.end - g.begin, vectors = g.end_vector - g.first_vector, ends = ends_with_block(t);
+        if (ends) {
+            const sdpa_rows *rows = &t->rows;
+            add_pending_next(in, t, &in->query, rows->next_query, rows->next_queries, in->dim, keys, vectors, &soon);
+            add_pending_next(in, t, &in->key, rows->next_keys, in->kv_len, in->dim, keys, vectors, &soon);
+            add_pending_results(in, t, keys, vectors, &soon);
+        }
+        if (!ends || !t->rows.next_values)
             add_pending_keys(in, t, &in->value, t->rows.values_at, in->value_dim, 0, t->block.count, keys, vectors,
                              &soon);
     }
@@ -80,6 +89,9 @@ static void output_block(const sdpa_input *in, const sdpa_task *t, operand value
     const int next = t->block.count + BLOCK_KEYS;
     add_pending_keys(in, t, &in->key, t->rows.keys_at, in->dim, t->block.count, next, in->value_dim, t->rows.vectors,
                      &soon);
+    if (ends_with_block(t))
+        add_pending_next(in, t, &in->value, t->rows.next_values, in->kv_len, in->value_dim, in->value_dim,
+                         t->rows.vectors, &soon);
     weighted_sums(t, values, in->value_dim, s, o, shrink, &soon);
 }
 

@@ -39,6 +39,13 @@ static void locate_rows(const sdpa_input *in, const sdpa_array *array, const sdp
     for (int row = rows->count; row < rows->vectors * lanes; ++row) address[row] = address[rows->count - 1];
 }
 
+/* Of a task, or behind that of the task after it. */
+static int64_t first_row(const sdpa_schedule *s, const sdpa_unit *unit, int64_t q_len, int64_t index)
+{
+    const int64_t tasks = unit->cut.tasks, vectors = vectors_per_head(s->input, q_len, s->kernel->lanes);
+    return (tasks - 1 - index) * vectors / tasks * s->kernel->lanes;
+}
+
 /* Tasks are numbered from the last rows to the first, so that with causal attention the longest come first and the
  * threads end together. */
 void sdpa_enter_task(const sdpa_schedule *s, const sdpa_unit *unit, int64_t index, sdpa_rows *rows)
@@ -50,13 +57,11 @@ void sdpa_enter_task(const sdpa_schedule *s, const sdpa_unit *unit, int64_t inde
     rows->q_len = queries(in, rows->batch);
     rows->kv_len = in->kv_lengths ? in->kv_lengths[rows->batch] : in->kv_len;
     rows->far = s->far;
+    rows->ahead = s->ahead;
     rows->next_query = rows->next_keys = rows->next_values = NULL;
 
-    const int64_t tasks = unit->cut.tasks, part = tasks - 1 - index;
-    const int64_t vectors = vectors_per_head(in, rows->q_len, lanes);
-    const int64_t first_vector = part * vectors / tasks, end_vector = (part + 1) * vectors / tasks;
-    rows->first = first_vector * lanes;
-    rows->vectors = (int)(end_vector - first_vector);
+    rows->first = first_row(s, unit, rows->q_len, index);
+    rows->vectors = (int)((first_row(s, unit, rows->q_len, index - 1) - rows->first) / lanes);
     rows->count = (int)min64(rows->vectors * lanes, rows->q_len * sdpa_group(in) - rows->first);
     rows->keys_at = sdpa_first_row(in, &in->key, rows->batch, rows->kv_head);
     rows->values_at = sdpa_first_row(in, &in->value, rows->batch, rows->kv_head);
@@ -75,13 +80,23 @@ void sdpa_enter_task(const sdpa_schedule *s, const sdpa_unit *unit, int64_t inde
     locate_rows(in, &in->lse, rows, lanes, rows->lse);
 }
 
-/* Most likely the same thread takes the next head. */
-void sdpa_look_ahead(const sdpa_input *in, sdpa_rows *rows)
+/* The rows before those of a task follow it; or, most likely, the next head does. */
+void sdpa_look_ahead(const sdpa_schedule *s, const sdpa_unit *unit, int64_t index, sdpa_rows *rows)
 {
+    const sdpa_input *in = s->input;
+    if (in->q_starts || in->pages) return;
+    const int alone = sdpa_group(in) == 1;
+    if (index + 1 < unit->cut.tasks) {
+        /* Where a bundle goes through blocks together, its queries are read at once; asking for them brought nothing. */
+        if (!s->at_once || !alone) return;
+        rows->next_queries = rows->first - first_row(s, unit, rows->q_len, index + 1);
+        rows->next_query = rows->query[0] - rows->next_queries * in->query.row;
+        return;
+    }
     int64_t batch = rows->batch, kv_head = rows->kv_head + 1;
     if (kv_head == in->kv_heads) kv_head = 0, ++batch;
-    if (batch == in->batches || in->q_starts || in->pages) return;
-    if (sdpa_group(in) == 1) rows->next_query = first_query(in, &in->query, batch, kv_head);
+    if (batch == in->batches) return;
+    if (alone) rows->next_query = first_query(in, &in->query, batch, kv_head), rows->next_queries = in->q_len;
     rows->next_keys = sdpa_first_row(in, &in->key, batch, kv_head);
     rows->next_values = sdpa_first_row(in, &in->value, batch, kv_head);
 }

@@ -7,13 +7,16 @@
 from libc.stdint cimport int64_t
 
 
-cdef void attend_block(const sdpa_schedule *s, int64_t key, sdpa_task *t, sdpa_stage accumulate) noexcept nogil:
-    """softmax(Q K^T) V of what was seen so far becomes that with the keys of the block that starts at `key`."""
-    if (t.rows.keys.begin < key + s.kernel.block_keys and key < t.rows.keys.end
-            and sdpa_enter_block(s, &t.rows, key, &t.block)):
-        s.kernel.scores(s.input, t)
-        s.kernel.softmax_block(s.input, t)
-        accumulate(s.input, t)
+cdef bint attend_block(const sdpa_schedule *s, int64_t key, sdpa_task *t, sdpa_stage accumulate) noexcept nogil:
+    """softmax(Q K^T) V of what was seen so far becomes that with the keys of the block that starts at `key`.  Returns
+    whether any row sees it."""
+    if (key + s.kernel.block_keys <= t.rows.keys.begin or t.rows.keys.end <= key
+            or not sdpa_enter_block(s, &t.rows, key, &t.block)):
+        return False
+    s.kernel.scores(s.input, t)
+    s.kernel.softmax_block(s.input, t)
+    accumulate(s.input, t)
+    return True
 
 
 cdef inline int64_t block_products(const sdpa_schedule *s, const sdpa_rows *rows) noexcept nogil:
@@ -24,6 +27,7 @@ cdef inline int64_t block_products(const sdpa_schedule *s, const sdpa_rows *rows
 cdef void attend_blocks(const sdpa_schedule *s, sdpa_task *tasks, int count, sdpa_stage accumulate) noexcept nogil:
     """softmax(Q K^T) V for the rows of the tasks, without the division by the sum."""
     cdef int i
+    cdef bint led
     cdef int64_t key = tasks[0].rows.keys.begin, end = tasks[0].rows.keys.end
     for i in range(count):
         s.kernel.begin_forward(s.input, &tasks[i])
@@ -31,8 +35,10 @@ cdef void attend_blocks(const sdpa_schedule *s, sdpa_task *tasks, int count, sdp
         end = max(end, tasks[i].rows.keys.end)
     key = key // s.kernel.block_keys * s.kernel.block_keys
     while key < end and not stopped(s.watch, count * block_products(s, &tasks.rows)):
+        led = False
         for i in range(count):
-            attend_block(s, key, &tasks[i], accumulate)
+            tasks[i].scratch.leads = not led
+            led |= attend_block(s, key, &tasks[i], accumulate)
         key += s.kernel.block_keys
 
 
@@ -92,9 +98,9 @@ cdef void run_bundle(const sdpa_schedule *s, const sdpa_unit *unit, char *scratc
     sdpa_lay_out_scratch(s, scratch, tasks, count)
     for i in range(count):
         sdpa_enter_task(s, unit, first + i, &tasks[i].rows)
+        if s.ahead:
+            sdpa_look_ahead(s, unit, first + i, &tasks[i].rows)
     if s.at_once:
-        if s.ahead and unit.index + 1 == unit.cut.bundles:
-            sdpa_look_ahead(s.input, &tasks[count - 1].rows)
         for i in range(count):
             if stopped(s.watch, block_products(s, &tasks[i].rows)):
                 return
@@ -179,7 +185,7 @@ cdef int64_t cut_into_units(sdpa_schedule *s, int *threads, int *chunk) noexcept
     s.far = distance_of(s.input)
     s.at_once = (s.kernel.write_at_once != NULL and s.input.kv_len <= s.kernel.block_keys
                  and s.kernel.stores_rows(s.input))
-    s.ahead = s.at_once and key_bytes(s.input) + row_bytes(s.input) > MOST_IN_THIRD_LEVEL
+    s.ahead = key_bytes(s.input) + row_bytes(s.input) > MOST_IN_THIRD_LEVEL
     units = sdpa_count_units(s)
     threads[0] = <int>max(1, min(<int64_t>s.threads, units))
     chunk[0] = <int>max(1, units // (16 * threads[0]))

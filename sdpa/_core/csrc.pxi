@@ -86,7 +86,7 @@ cdef extern from "sdpa.h" nogil:
 
     ctypedef struct sdpa_scratch:
         void *cap_slope
-        int started, lifted
+        int started, lifted, leads
 
     ctypedef struct sdpa_task:
         sdpa_rows rows
@@ -161,7 +161,7 @@ cdef extern from "sdpa.h" nogil:
     sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head)
 
     void sdpa_enter_task(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *)
-    void sdpa_look_ahead(const sdpa_input *, sdpa_rows *) nogil
+    void sdpa_look_ahead(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *) nogil
     void sdpa_enter_backward(
         const sdpa_schedule *, const sdpa_backward_input *, const sdpa_unit *, int64_t index, sdpa_backward_task *)
 
