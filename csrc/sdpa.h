@@ -124,11 +124,10 @@ typedef struct {
      * and are not written. */
     int64_t batch, kv_head, first, q_len, kv_len;
     int count, vectors;
-    int far;          /* as the schedule says */
+    int far, ahead;   /* as the schedule says */
     sdpa_span keys;   /* seen by at least one row: by geometry, as everywhere where the mask is not named */
     sdpa_span shared; /* seen by every row */
     const char *keys_at, *values_at, *key_scales_at, *value_scales_at; /* row 0; where K and V have pages: of page 0 */
-    int ahead;                                                         /* as the schedule says */
     /* Row 0 of what the thread reads next, which is asked for while this is computed; or NULL. */
     const char *next_query, *next_keys, *next_values;
     int64_t next_queries; /* rows */
@@ -174,7 +173,7 @@ typedef struct {
     void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V cannot be read in place */
     void *feature_weights;       /* additive: [dim/4][5][R]: see additive.h */
     void *cap_slope;             /* [block_keys][R], for gradients with a softcap: its derivative; else NULL */
-    int leads; /* the first of its bundle that sees the block: fetches from memory for the others, too */
+    int leads;                   /* the first of its bundle that sees the block: fetches from memory for all */
 
     /* What these hold. */
     int places;        /* few rows: of a key in `s`, see few.h */
