@@ -75,13 +75,27 @@ typedef struct {
 /* Query heads that share a key/value head. */
 static inline int64_t sdpa_group(const sdpa_input *in) { return in->heads / in->kv_heads; }
 
+/* Half open: begin <= key < end. */
+typedef struct {
+    int64_t begin, end;
+} sdpa_span;
+
+/* How one key/value head is cut: rows into tasks, these into bundles; keys into parts, by few rows only. */
+typedef struct {
+    int64_t tasks, bundles, part_keys, last_part;
+    sdpa_span parts; /* that rows see: the first, and the one behind the last */
+} sdpa_cut;
+
 /* How the work of a call is cut for one kernel; see plan/schedule.c. */
 typedef struct {
     const sdpa_input *input;
     const struct sdpa_kernel *kernel;
     int threads;                    /* that will share the work */
     int64_t fewest_rows, most_rows; /* of a key/value head, for this kernel; other sequences are not its work */
-    int split;                      /* each part of the keys is a unit of its own */
+    int split;                      /* units are nodes of the trees of parts of the keys: those of `level`, */
+    int level;                      /* which is else that of the highest tree */
+    int64_t most_units;             /* of a head */
+    sdpa_cut cut;                   /* of the first batch, and where nothing says otherwise of all */
     int far;                        /* where K and V are expected: see sdpa_distance */
     int ahead;                      /* what is read next, and results, are asked for: they come from memory */
     int at_once;                    /* results are written as they are summed: one block has all keys */
@@ -89,24 +103,15 @@ typedef struct {
     struct sdpa_watch *watch;       /* of the threads of the call, between blocks: see threads.h */
 } sdpa_schedule;
 
-/* How one key/value head is cut: rows into tasks, these into bundles; keys into parts, by few rows only. */
-typedef struct {
-    int64_t tasks, bundles, parts;
-} sdpa_cut;
-
 /* The second-level caches, the third-level cache, or memory. */
 typedef enum { SDPA_NEAR, SDPA_THIRD_LEVEL, SDPA_MEMORY } sdpa_distance;
 
-/* What a thread takes at once: a bundle, or where the schedule is `split` a part, of one key/value head. */
+/* What a thread takes at once, of one key/value head: a bundle, or where the schedule is `split` a node of its tree. */
 typedef struct {
     int64_t batch, kv_head, index;
+    int64_t first; /* the first unit of the head */
     sdpa_cut cut;
 } sdpa_unit;
-
-/* Half open: begin <= key < end. */
-typedef struct {
-    int64_t begin, end;
-} sdpa_span;
 
 /* The same within a block, counted from its start. */
 typedef struct {
@@ -176,6 +181,7 @@ typedef struct {
     int leads;                   /* the first of its bundle that sees the block: fetches from memory for all */
 
     /* What these hold. */
+    int has_queries;   /* q holds those of the task */
     int places;        /* few rows: of a key in `s`, see few.h */
     int started;       /* o holds something */
     int lifted;        /* some of `lift` are above 1 */
@@ -313,10 +319,13 @@ extern const sdpa_isa sdpa_isas[];
 int sdpa_cpu_runs(const char *isa);
 
 /* plan/schedule.c */
+double sdpa_busy(int threads, double units, double largest, double all);
 int64_t sdpa_count_units(sdpa_schedule *);
 int sdpa_largest_bundle(const sdpa_schedule *);
 sdpa_unit sdpa_find_unit(const sdpa_schedule *, int64_t unit);
-sdpa_span sdpa_part(const sdpa_schedule *, const sdpa_unit *, int64_t part, const sdpa_rows *);
+int sdpa_has_node(const sdpa_cut *, int level, int64_t node);
+int sdpa_height(const sdpa_cut *);
+sdpa_span sdpa_node_keys(const sdpa_cut *, int level, int64_t node, sdpa_span seen);
 sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head);
 
 /* plan/rows.c */
@@ -324,6 +333,9 @@ void sdpa_enter_task(const sdpa_schedule *, const sdpa_unit *, int64_t index, sd
 void sdpa_look_ahead(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *);
 void sdpa_enter_backward(const sdpa_schedule *, const sdpa_backward_input *, const sdpa_unit *, int64_t index,
                          sdpa_backward_task *);
+
+/* plan/visibility.c */
+sdpa_span sdpa_visible(const sdpa_input *, int64_t batch, int64_t kv_len, int64_t query);
 
 /* plan/blocks.c */
 int sdpa_enter_block(const sdpa_schedule *, const sdpa_rows *, int64_t key, sdpa_block *);

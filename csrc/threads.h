@@ -46,6 +46,16 @@ static inline void sdpa_stop(struct sdpa_watch *watch, int stop)
 static inline int sdpa_stops(const struct sdpa_watch *watch) { return __atomic_load_n(&watch->stop, __ATOMIC_RELAXED); }
 #endif
 
+/* Of two threads that come here, whether this is the second: it sees what the first one wrote before. */
+static inline int sdpa_comes_second(int *gate)
+{
+#ifdef _MSC_VER
+    return _InterlockedExchange((volatile long *)gate, 1) != 0;
+#else
+    return __atomic_exchange_n(gate, 1, __ATOMIC_ACQ_REL) != 0;
+#endif
+}
+
 /* The first of the next units, of which `*count` are the caller's: `chunk` of them, or with 0 long stretches first; and
  * none where there are no more. */
 static inline int64_t sdpa_claim(int64_t *next, int64_t end, int64_t chunk, int threads, int64_t *count)

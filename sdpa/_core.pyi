@@ -1,6 +1,6 @@
 """Types of the compiled module; what it does stands in the parts that _core.pyx lists."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
@@ -21,6 +21,15 @@ class Kernel:
 
 def kernels() -> list[Kernel]: ...
 def know_threads(main: int) -> int: ...
+def touch(array: NDArray[Any], threads: int) -> None: ...
+
+class Region(NamedTuple):
+    threads: int
+    sharing: str
+    chunk: int
+    work: NDArray[np.float64]
+
+def rehearse(function: Callable[[], object]) -> list[Region]: ...
 def attention(kernel: Kernel, query: Any, key: Any, value: Any, options: Mapping[str, Any], known: Keywords) -> Any: ...
 def attention_weights(
     kernel: Kernel, query: Any, key: Any, options: Mapping[str, Any], known: Keywords

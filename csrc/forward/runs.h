@@ -91,7 +91,7 @@ static void enter_page(const sdpa_input *in, const sdpa_task *t, const source *s
     /* Pieces so short have their like in one page, too, in pages of a multiple of so many rows. */
     if (*end - key > KEYS_IN_CACHE) *end = key + KEYS_IN_CACHE;
     run->at = run->ahead = row_address(in, s->array, s->rows_at, t, key, end);
-    if (t->block.first + later < t->rows.keys.end)
+    if (t->block.first + later < t->rows.kv_len) /* maybe in the next part, which mostly comes next */
         run->ahead = row_address(in, s->array, s->rows_at, t, later, &unused);
 }
 

@@ -20,10 +20,13 @@ static inline vf subtractable(vf max) { return vf_select(vf_eq(max, vf_set1(-(re
  * are divided by `lift`. */
 static void begin_forward(const sdpa_input *in, sdpa_task *t)
 {
-    load_queries(in, t);
+    if (!t->scratch.has_queries) {
+        load_queries(in, t);
 #if ADDITIVE
-    if (in->v) begin_additive(in, t);
+        if (in->v) begin_additive(in, t);
 #endif
+        t->scratch.has_queries = 1; /* for other parts of the keys */
+    }
     real *max = t->scratch.max, *sum = t->scratch.sum, *kept = t->scratch.kept, *lift = t->scratch.lift;
     const vf one = vf_set1(1), zero = vf_set1(0), lowest_max = vf_set1(-(real)INFINITY);
     for (int row = 0; row < t->rows.vectors * VL; row += VL) {

@@ -23,7 +23,6 @@ static inline int64_t vectors_per_head(const sdpa_input *in, int64_t q_len, int 
 char *sdpa_first_row(const sdpa_input *, const sdpa_array *, int64_t batch, int64_t kv_head);
 
 /* visibility.c */
-sdpa_span sdpa_visible(const sdpa_input *, const sdpa_rows *, int64_t query);
 void sdpa_summarise_mask(const sdpa_input *, const sdpa_rows *, const sdpa_block *, int *any, int *all);
 void sdpa_find_seen(const sdpa_input *, const sdpa_rows *, int lanes, sdpa_block *);
 

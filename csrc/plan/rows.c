@@ -69,8 +69,10 @@ void sdpa_enter_task(const sdpa_schedule *s, const sdpa_unit *unit, int64_t inde
     rows->value_scales_at = sdpa_first_row(in, &in->value_scale, rows->batch, rows->kv_head);
 
     /* Both ends of what a row sees grow with the row. */
-    const sdpa_span first = sdpa_visible(in, rows, rows->first / sdpa_group(in));
-    const sdpa_span last = sdpa_visible(in, rows, (rows->first + rows->count - 1) / sdpa_group(in));
+    const int64_t first_query = rows->first / sdpa_group(in);
+    const int64_t last_query = (rows->first + rows->count - 1) / sdpa_group(in);
+    const sdpa_span first = sdpa_visible(in, rows->batch, rows->kv_len, first_query);
+    const sdpa_span last = sdpa_visible(in, rows->batch, rows->kv_len, last_query);
     rows->keys = (sdpa_span){first.begin, last.end};
     rows->shared = (sdpa_span){last.begin, first.end};
     locate_rows(in, &in->query, rows, lanes, rows->query);

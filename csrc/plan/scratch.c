@@ -79,6 +79,7 @@ void sdpa_lay_out_scratch(const sdpa_schedule *schedule, char *memory, sdpa_task
     for (int i = 0; i < tasks; ++i) {
         if (i) t[i].scratch = t->scratch;
         t[i].scratch.leads = i == 0;
+        t[i].scratch.has_queries = 0;
         take_own(schedule->input, schedule->kernel, &rest, &t[i].scratch);
     }
 }

@@ -3,12 +3,12 @@
 #include "plan/plan.h"
 
 /* Keys that a query may see. */
-sdpa_span sdpa_visible(const sdpa_input *in, const sdpa_rows *rows, int64_t query)
+sdpa_span sdpa_visible(const sdpa_input *in, int64_t batch, int64_t kv_len, int64_t query)
 {
-    const ptrdiff_t at = rows->batch * in->shift_stride;
-    sdpa_span keys = {0, rows->kv_len};
-    if (in->begin_shift) keys.begin = clip64(query + in->begin_shift[at], 0, rows->kv_len);
-    if (in->end_shift) keys.end = clip64(query + in->end_shift[at], 0, rows->kv_len);
+    const ptrdiff_t at = batch * in->shift_stride;
+    sdpa_span keys = {0, kv_len};
+    if (in->begin_shift) keys.begin = clip64(query + in->begin_shift[at], 0, kv_len);
+    if (in->end_shift) keys.end = clip64(query + in->end_shift[at], 0, kv_len);
     return keys;
 }
 
@@ -61,7 +61,7 @@ void sdpa_find_seen(const sdpa_input *in, const sdpa_rows *rows, int lanes, sdpa
     if (group == 1) find_seen_at_once(in, rows, query, block);
     for (int row = 0; group > 1 && row < rows->count; ++row) {
         if (row == 0 || in_group == 0)
-            block->sees[row] = within_block(block, sdpa_visible(in, rows, query));
+            block->sees[row] = within_block(block, sdpa_visible(in, rows->batch, rows->kv_len, query));
         else
             block->sees[row] = block->sees[row - 1];
         if (++in_group == group) in_group = 0, ++query;

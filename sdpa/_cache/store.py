@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 
 from .. import _core
+from .._runtime import nodes
 
 UNBOUNDED = 2**62
 FIRST_ROOM = 64  # tokens that a new cache has room for
@@ -294,7 +295,7 @@ def new_array(shape, dtype):
     """An uninitialised array that starts on a cache line, so that each vector lies in one line; arrays of NumPy do not.
     Large arrays have huge pages, as those of NumPy do."""
     size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + LINE, np.uint8)
+    memory = nodes.spread(np.empty(size + LINE, np.uint8))
     start = -memory.ctypes.data % LINE
     return memory[start : start + size].view(dtype).reshape(shape)
 

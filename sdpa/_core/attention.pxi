@@ -113,68 +113,145 @@ cdef void run_bundle(const sdpa_schedule *s, const sdpa_unit *unit, char *scratc
         finish_task(s, &tasks[i])
 
 
-cdef void attend_part(const sdpa_schedule *s, const sdpa_unit *unit, int64_t part, sdpa_task *t) noexcept nogil:
-    """The sums over one part of the keys."""
-    sdpa_enter_task(s, unit, 0, &t.rows)
-    t.rows.keys = sdpa_part(s, unit, part, &t.rows)
-    attend_carefully(s, t, 1)
-    s.kernel.start(s.input, t)
-
-
-cdef void join_parts(
-    const sdpa_schedule *s, const sdpa_unit *unit, sdpa_task *t, char *scratch, char *sums, size_t sums_bytes
-) noexcept nogil:
-    """A task whose keys are cut into parts, from the first part's sums in `t` on: the others lie in `sums`, or are
-    computed here where that is NULL.  Either way they join in their order, and so give the same bits."""
-    cdef sdpa_task other[2]
-    cdef int64_t part
-    sdpa_lay_out_scratch(s, scratch, other, 2)
-    for part in range(1, unit.cut.parts):
-        if sums != NULL:
-            sdpa_lay_out_sums(s, sums + part * sums_bytes, &other[1].scratch)
-        else:
-            attend_part(s, unit, part, &other[1])
-        s.kernel.join(s.input, t, &other[1])
-    sdpa_enter_task(s, unit, 0, &t.rows)  # all keys again
-    finish_task(s, t)
-
-
 cdef struct attention_call:
     const sdpa_schedule *schedule
-    char *sums  # where parts are units: of each
     size_t sums_bytes
+    char *sums  # where nodes are units: of each, and
+    int *gates  # of each but the first of a head, of the node that it is the right half of: whether one half is ready
+
+
+cdef struct few_rows:
+    # One task, whose keys are summed part by part.
+    const attention_call *call
+    sdpa_unit unit
+    sdpa_task task
+    sdpa_span keys  # all that its rows see
+    char *scratch  # behind that of the task
+
+
+cdef void enter_few_rows(const attention_call *call, const sdpa_unit *unit, char *scratch, few_rows *few) noexcept nogil:
+    few.call, few.unit = call, unit[0]
+    few.scratch = scratch + sdpa_scratch_bytes(call.schedule, 1)
+    sdpa_lay_out_scratch(call.schedule, scratch, &few.task, 1)
+    sdpa_enter_task(call.schedule, unit, 0, &few.task.rows)
+    few.keys = few.task.rows.keys
+
+
+cdef void sum_part(few_rows *few, int64_t part, char *to) noexcept nogil:
+    cdef const sdpa_schedule *s = few.call.schedule
+    sdpa_lay_out_sums(s, to, &few.task.scratch)
+    few.task.rows.keys = sdpa_node_keys(&few.unit.cut, 0, part, few.keys)
+    attend_carefully(s, &few.task, 1)
+    s.kernel.start(s.input, &few.task)
+
+
+cdef void join_sums(few_rows *few, char *left, char *right) noexcept nogil:
+    """Those of both, in place of the left ones."""
+    cdef const sdpa_schedule *s = few.call.schedule
+    cdef sdpa_task other
+    sdpa_lay_out_sums(s, left, &few.task.scratch)
+    sdpa_lay_out_sums(s, right, &other.scratch)
+    s.kernel.join(s.input, &few.task, &other)
+
+
+cdef void sum_node(few_rows *few, int level, int64_t node, char *to, char *spare) noexcept nogil:
+    """The sums over a node of the tree of parts, from left to right.  `spare` has room for one on each level below."""
+    cdef int below = level - 1
+    if level == 0:
+        sum_part(few, node, to)
+    elif not sdpa_has_node(&few.unit.cut, below, 2 * node):
+        sum_node(few, below, 2 * node + 1, to, spare)
+    elif not sdpa_has_node(&few.unit.cut, below, 2 * node + 1):
+        sum_node(few, below, 2 * node, to, spare)
+    else:
+        sum_node(few, below, 2 * node, to, spare)
+        sum_node(few, below, 2 * node + 1, spare, spare + few.call.sums_bytes)
+        join_sums(few, to, spare)
+
+
+cdef void finish_few_rows(few_rows *few, char *sums) noexcept nogil:
+    sdpa_lay_out_sums(few.call.schedule, sums, &few.task.scratch)
+    few.task.scratch.started = 1
+    few.task.rows.keys = few.keys
+    finish_task(few.call.schedule, &few.task)
+
+
+cdef inline int64_t unit_of_node(const few_rows *few, int level, int64_t node) noexcept nogil:
+    """The first unit in it, where its sums are."""
+    cdef int unit_level = few.call.schedule.level
+    cdef int64_t first = few.unit.cut.parts.begin >> unit_level
+    return few.unit.first + max(first, node << (level - unit_level)) - first
+
+
+cdef void join_upwards(few_rows *few) noexcept nogil:
+    """The unit's sums are ready.  Whoever comes second joins both halves of a node, and goes on to the one above."""
+    cdef const attention_call *call = few.call
+    cdef const sdpa_cut *cut = &few.unit.cut
+    cdef int level = call.schedule.level, height = sdpa_height(cut)
+    cdef int64_t node = few.unit.index, left, right
+    while level < height:
+        if sdpa_has_node(cut, level, node & ~1) and sdpa_has_node(cut, level, node | 1):
+            left, right = unit_of_node(few, level, node & ~1), unit_of_node(few, level, node | 1)
+            if not sdpa_comes_second(&call.gates[right]):
+                return
+            join_sums(few, call.sums + left * call.sums_bytes, call.sums + right * call.sums_bytes)
+        node >>= 1
+        level += 1
+    finish_few_rows(few, call.sums + few.unit.first * call.sums_bytes)
+
+
+cdef void run_few_rows(const attention_call *call, const sdpa_unit *unit, int64_t index, char *scratch) noexcept nogil:
+    cdef const sdpa_schedule *s = call.schedule
+    cdef few_rows few
+    cdef int height
+    enter_few_rows(call, unit, scratch, &few)
+    if not s.split:
+        height = sdpa_height(&unit.cut)
+        sum_node(&few, height, unit.cut.parts.begin >> height, few.scratch, few.scratch + call.sums_bytes)
+        finish_few_rows(&few, few.scratch)
+    elif sdpa_has_node(&unit.cut, s.level, unit.index):  # others have more
+        sum_node(&few, s.level, unit.index, call.sums + index * call.sums_bytes, few.scratch)
+        if not sdpa_stops(s.watch):
+            join_upwards(&few)
 
 
 cdef void run_unit(const void *of, int64_t index, char *scratch) noexcept nogil:
     cdef const attention_call *call = <const attention_call *>of
-    cdef const sdpa_schedule *s = call.schedule
-    cdef sdpa_unit unit = sdpa_find_unit(s, index)
-    cdef sdpa_task tasks[2]
-    if s.split:
-        sdpa_lay_out_scratch(s, scratch, tasks, 1)
-        sdpa_lay_out_sums(s, call.sums + index * call.sums_bytes, &tasks.scratch)
-        if unit.index < unit.cut.parts:
-            attend_part(s, &unit, unit.index, tasks)
-    elif unit.cut.parts > 1:
-        sdpa_lay_out_scratch(s, scratch, tasks, 2)
-        attend_part(s, &unit, 0, tasks)
-        join_parts(s, &unit, tasks, scratch, NULL, 0)
+    cdef sdpa_unit unit = sdpa_find_unit(call.schedule, index)
+    if call.schedule.split or unit.cut.parts.end - unit.cut.parts.begin > 1:
+        run_few_rows(call, &unit, index, scratch)
     else:
-        run_bundle(s, &unit, scratch)
+        run_bundle(call.schedule, &unit, scratch)
 
 
-cdef void finish_unit(const attention_call *call, int64_t index, char *scratch) noexcept nogil:
-    """Where parts were units: the first part of a head joins its others."""
-    cdef const sdpa_schedule *s = call.schedule
-    cdef char *sums = call.sums + index * call.sums_bytes
+cdef double pairs_seen(const sdpa_input *p, const sdpa_rows *rows, sdpa_span keys) noexcept nogil:
+    """Of the rows of a task and these keys."""
+    cdef int64_t row, pairs = 0
+    cdef sdpa_span seen
+    for row in range(rows.first, rows.first + rows.count):
+        seen = sdpa_visible(p, rows.batch, rows.kv_len, row // sdpa_group(p))
+        pairs += max(0, min(seen.end, keys.end) - max(seen.begin, keys.begin))
+    return pairs
+
+
+cdef double weigh_unit(const void *of, int64_t index) noexcept nogil:
+    cdef const sdpa_schedule *s = (<const attention_call *>of).schedule
     cdef sdpa_unit unit = sdpa_find_unit(s, index)
-    cdef sdpa_task t
-    if unit.index == 0:
-        sdpa_lay_out_scratch(s, scratch, &t, 1)
-        sdpa_lay_out_sums(s, sums, &t.scratch)
-        sdpa_enter_task(s, &unit, 0, &t.rows)
-        t.scratch.started = 1
-        join_parts(s, &unit, &t, scratch, sums, call.sums_bytes)
+    cdef sdpa_rows rows
+    cdef sdpa_span keys
+    cdef double pairs = 0
+    cdef int64_t task = unit.index * unit.cut.tasks // unit.cut.bundles
+    cdef int64_t end = (unit.index + 1) * unit.cut.tasks // unit.cut.bundles
+    if s.split:
+        task, end = 0, unit.cut.tasks if sdpa_has_node(&unit.cut, s.level, unit.index) else 0
+    while task < end:
+        sdpa_enter_task(s, &unit, task, &rows)
+        keys.begin, keys.end = 0, rows.kv_len
+        if s.split:
+            keys = sdpa_node_keys(&unit.cut, s.level, unit.index, keys)
+        pairs += pairs_seen(s.input, &rows, keys)
+        task += 1
+    return pairs * (s.input.dim + s.input.value_dim + 16)
 
 
 cdef int64_t cut_into_units(sdpa_schedule *s, int *threads, int *chunk) noexcept:
@@ -217,8 +294,15 @@ cdef int distance_of(const sdpa_input *p) noexcept:
 
 
 cdef size_t scratch_bytes(const sdpa_schedule *s) noexcept:
-    """Of one thread.  It does not depend on the number of keys."""
-    return sdpa_scratch_bytes(s, max(2 if s.kernel.join else 1, sdpa_largest_bundle(s)))
+    """Of one thread.  It does not depend on the number of keys, but for one set of sums for each level of the tree of
+    parts: ten at most."""
+    cdef size_t sums = (s.level + 1) * sdpa_sums_bytes(s) if s.level or s.split else 0
+    return sdpa_scratch_bytes(s, sdpa_largest_bundle(s)) + sums
+
+
+cdef size_t shared_bytes(const sdpa_schedule *s, int64_t units) noexcept:
+    """Of what threads hand to each other: the sums of units, of which there are no more than the threads ask for."""
+    return units * (sdpa_sums_bytes(s) + sizeof(int)) if s.split else 0
 
 
 cdef bint alike_and_near(const sdpa_schedule *s) noexcept nogil:
@@ -231,17 +315,18 @@ cdef int run(sdpa_schedule *s) except -1:
     cdef crew c
     cdef attention_call call
     cdef int threads, chunk
-    cdef int64_t unit, units = cut_into_units(s, &threads, &chunk)
+    cdef int64_t units = cut_into_units(s, &threads, &chunk)
     # Where units are alike each thread takes the same heads in the next call, and finds them in its own cache.
     cdef sharing how = EQUALLY if alike_and_near(s) else BY_CHUNKS
-    call.schedule, call.sums_bytes = s, sdpa_sums_bytes(s) if s.split else 0
-    hire(&c, threads, scratch_bytes(s), units * call.sums_bytes)
-    call.sums, s.watch = c.beside, &c.watch
+    hire(&c, threads, scratch_bytes(s), shared_bytes(s, units))
+    s.watch = &c.watch
+    call.schedule, call.sums_bytes, call.sums = s, sdpa_sums_bytes(s), c.beside
+    call.gates = <int *>(c.beside + units * call.sums_bytes)
+    if s.split:
+        memset(call.gates, 0, units * sizeof(int))
+    c.weigh = weigh_unit
     with nogil:
         share(&c, run_unit, &call, units, how, chunk, s.kernel.rows * (s.input.dim + s.input.value_dim + 16))
-        if s.split and not sdpa_stops(&c.watch):
-            for unit in range(units):
-                finish_unit(&call, unit, c.scratch)
     return dismiss(&c)
 
 
@@ -263,8 +348,8 @@ cdef sdpa_schedule schedule_of(
 ) noexcept:
     """Of all rows, not yet cut into units."""
     cdef sdpa_schedule s
-    s.input, s.kernel, s.threads, s.unit_starts, s.watch = p, kernel, threads, unit_starts, NULL
-    s.fewest_rows, s.most_rows, s.split, s.far, s.ahead, s.at_once = 0, most_rows(p), 0, SDPA_NEAR, 0, 0
+    memset(&s, 0, sizeof(sdpa_schedule))
+    s.input, s.kernel, s.threads, s.unit_starts, s.most_rows = p, kernel, threads, unit_starts, most_rows(p)
     return s
 
 

@@ -17,7 +17,9 @@ cdef struct stretch:
 
 cdef struct backward_plan:
     int64_t whole, heads  # heads that are taken whole; all
-    int64_t per_head, row_units  # units of a head that is cut; and how many of them are of its tasks
+    # Of a head that is cut: units of its rows and of its keys.  No row's gradient depends on others, so that its tasks
+    # may be smaller there.
+    int64_t row_units, key_units, row_tasks, most_tasks
     int64_t unit_tasks, unit_keys
     int bundle
 
@@ -40,6 +42,13 @@ cdef struct backward_call:
 # Tasks that a thread takes through each block together.  Measured with 1, 2, 4 and 8: bwd-gqa-1024-causal float32 22.4,
 # 22.0, 21.6, 21.6 ms without the forward pass, bwd-bert 2.35, 2.31, 2.27, 2.30.
 cdef int BACKWARD_BUNDLE = 4
+# Where threads are many the keys of a head are cut that finely: still whole tiles and vectors.
+cdef int64_t FEWEST_KEYS = 32
+# So much of the time all threads shall have work, few and many of them, by a bound that is below what comes out.  For few
+# threads a finer cut costs more than it gives: on two, one head of 512 causal keys in units of 32 took 1.4 times as long
+# as in units of 128.
+cdef double FEW_BUSY = 0.75, MANY_BUSY = 0.9
+cdef int FEW_THREADS = 8
 # So much scratch may a thread take, in which the sums of K and V are that are not formed in the result.  Longer heads
 # are cut, and then so much may those of a part take.
 cdef int64_t MOST_SCRATCH = 64 << 20, MOST_PART_SUMS = 4 << 20
@@ -77,7 +86,8 @@ cdef void differentiate_blocks(
         s.kernel.begin_backward(call.input, &tasks[i])
         key = min(key, max(keys.begin, tasks[i].task.rows.keys.begin))
         end = max(end, min(keys.end, tasks[i].task.rows.keys.end))
-    key = key // s.kernel.block_keys * s.kernel.block_keys
+    # Blocks are counted from where the sums begin, which may be within a block: no key's sums depend on others.
+    key = keys.begin + (key - keys.begin) // s.kernel.block_keys * s.kernel.block_keys
     while key < end and not stopped(s.watch, 3 * count * block_products(s, &tasks.task.rows)):
         for i in range(count):
             differentiate_block(call, key, &tasks[i], queries)
@@ -108,6 +118,7 @@ cdef void differentiate(const backward_call *call, const stretch *work, char *sc
         count = <int>min(<int64_t>bundle, work.end - index)
         for i in range(count):
             sdpa_enter_backward(s, call.input, &work.head, index + i, &tasks[i])
+            tasks[i].task.rows.keys.end = min(tasks[i].task.rows.keys.end, work.keys.end)
         differentiate_blocks(call, tasks, count, work.keys, work.queries)
         if work.queries:
             for i in range(count):
@@ -132,11 +143,45 @@ cdef backward_plan cut_backward(const sdpa_backward_input *b, const sdpa_kernel 
     left = max(1, plan.heads - plan.whole)
     parts = (4 * threads + left - 1) // left  # of a head, so that threads end together
     plan.unit_tasks = max(BACKWARD_BUNDLE, (tasks + parts - 1) // parts)
-    plan.row_units = (tasks + plan.unit_tasks - 1) // plan.unit_tasks
+    plan.row_tasks = plan.most_tasks = tasks
     plan.unit_keys = max(1, min((blocks + parts - 1) // parts, MOST_PART_SUMS // (row_bytes * kernel.block_keys)))
     plan.unit_keys *= kernel.block_keys
-    plan.per_head = plan.row_units + (p.kv_len + plan.unit_keys - 1) // plan.unit_keys
+    count_stretches(p, &plan)
+    while plan.whole < plan.heads and threads > 1 and cut_finer(p, kernel, tasks, threads, &plan):
+        count_stretches(p, &plan)
     return plan
+
+
+cdef void count_stretches(const sdpa_input *p, backward_plan *plan) noexcept:
+    plan.row_units = (plan.row_tasks + plan.unit_tasks - 1) // plan.unit_tasks
+    plan.key_units = (p.kv_len + plan.unit_keys - 1) // plan.unit_keys
+
+
+cdef bint cut_finer(
+    const sdpa_input *p, const sdpa_kernel *kernel, int64_t tasks, int threads, backward_plan *plan
+) noexcept:
+    """Halves the larger of both kinds of units, if threads would wait for the last ones otherwise."""
+    cdef int64_t left = plan.heads - plan.whole
+    cdef double of_rows = 3.0 * plan.unit_tasks * tasks / plan.row_tasks * p.kv_len  # products of keys and tasks
+    cdef double of_keys = 4.0 * min(plan.unit_keys, p.kv_len) * tasks
+    cdef double all = 7.0 * left * tasks * p.kv_len
+    cdef bint rows_go = plan.unit_tasks > 1 or plan.row_tasks < tasks * (kernel.rows // kernel.lanes)
+    cdef bint keys_go = plan.unit_keys > FEWEST_KEYS
+    if p.begin_shift != NULL or p.end_shift != NULL:
+        all /= 2  # as with causality, where the longest are as long as without
+    if sdpa_busy(threads, left * (plan.row_units + plan.key_units), max(of_rows, of_keys), all) >= (
+            FEW_BUSY if threads <= FEW_THREADS else MANY_BUSY):
+        return False
+    if rows_go and (of_rows >= of_keys or not keys_go):
+        if plan.unit_tasks > 1:
+            plan.unit_tasks = (plan.unit_tasks + 1) // 2
+        else:
+            plan.row_tasks *= 2
+    elif keys_go:
+        plan.unit_keys //= 2
+        if plan.unit_keys > kernel.block_keys:
+            plan.unit_keys = (plan.unit_keys + kernel.block_keys - 1) // kernel.block_keys * kernel.block_keys
+    return rows_go or keys_go
 
 
 cdef int64_t sum_keys(const sdpa_input *p, const backward_plan *plan) noexcept nogil:
@@ -144,24 +189,35 @@ cdef int64_t sum_keys(const sdpa_input *p, const backward_plan *plan) noexcept n
     return p.kv_len if plan.whole else min(p.kv_len, plan.unit_keys)
 
 
+cdef int64_t vectors_of(const sdpa_schedule *s, const sdpa_unit *head) noexcept nogil:
+    cdef const sdpa_input *p = s.input
+    cdef int64_t rows = p.q_len
+    if p.q_starts != NULL:
+        rows = p.q_starts[head.batch + 1] - p.q_starts[head.batch]
+    return (rows * sdpa_group(p) + s.kernel.lanes - 1) // s.kernel.lanes
+
+
 cdef stretch find_stretch(const sdpa_schedule *s, const backward_plan *plan, int64_t unit) noexcept nogil:
     cdef const sdpa_input *p = s.input
     cdef stretch work
-    cdef int64_t part = unit - plan.whole, index
-    cdef bint cut = part >= 0
-    work.head = sdpa_backward_head(s, plan.whole + part // plan.per_head if cut else unit)
+    cdef int64_t part = unit - plan.whole, index, of_rows = (plan.heads - plan.whole) * plan.row_units
+    cdef bint cut = part >= 0, of_keys = part >= of_rows
+    if of_keys:  # those of rows come first, for they last longer
+        part -= of_rows
+    cdef int64_t each = plan.key_units if of_keys else plan.row_units
+    work.head = sdpa_backward_head(s, plan.whole + part // each if cut else unit)
+    if cut and not of_keys and work.head.cut.tasks:
+        work.head.cut.tasks = min(work.head.cut.tasks * (plan.row_tasks // plan.most_tasks), vectors_of(s, &work.head))
     work.first, work.end = 0, work.head.cut.tasks
     work.keys.begin, work.keys.end = 0, p.kv_lengths[work.head.batch] if p.q_starts != NULL else p.kv_len
     work.queries = work.sums = True
     if cut:
-        index = part % plan.per_head
-        work.queries = index < plan.row_units
-        work.sums = not work.queries
+        index = part % each
+        work.queries, work.sums = not of_keys, of_keys
         if work.queries:
             work.first = min(work.end, index * plan.unit_tasks)
             work.end = min(work.end, work.first + plan.unit_tasks)
         else:
-            index -= plan.row_units
             work.keys.begin = min(work.keys.end, index * plan.unit_keys)
             work.keys.end = min(work.keys.end, work.keys.begin + plan.unit_keys)
             if work.keys.begin == work.keys.end:  # of a sequence that is shorter than others
@@ -173,6 +229,25 @@ cdef void differentiate_unit(const void *of, int64_t unit, char *scratch) noexce
     cdef const backward_call *call = <const backward_call *>of
     cdef stretch work = find_stretch(call.schedule, &call.plan, unit)
     differentiate(call, &work, scratch)
+
+
+cdef double weigh_stretch(const void *of, int64_t unit) noexcept nogil:
+    """Of the scores and their gradients, and the products that are wanted."""
+    cdef const backward_call *call = <const backward_call *>of
+    cdef const sdpa_schedule *s = call.schedule
+    cdef const sdpa_input *p = s.input
+    cdef stretch work = find_stretch(s, &call.plan, unit)
+    cdef sdpa_rows rows
+    cdef double pairs = 0
+    cdef int64_t task, each = p.dim + p.value_dim + 16
+    if work.queries:
+        each += p.dim
+    if work.sums:
+        each += p.dim + p.value_dim
+    for task in range(work.first, work.end):
+        sdpa_enter_task(s, &work.head, task, &rows)
+        pairs += pairs_seen(p, &rows, work.keys)
+    return pairs * each
 
 
 cdef bint has_own_bias(const sdpa_backward_input *b, int64_t batches) noexcept:
@@ -246,7 +321,7 @@ cdef int run_backward(
     cdef int64_t units, bias_units = 0
     cdef int chunk
     call.input, call.schedule, call.plan = b, &s, cut_backward(b, kernel, threads)
-    units = plan.whole + (plan.heads - plan.whole) * plan.per_head
+    units = plan.whole + (plan.heads - plan.whole) * (plan.row_units + plan.key_units)
     call.bias_with_queries = kernel.add_slopes != NULL and p.softcap == 0 and has_own_bias(b, bias_batches)
     if b.grad_bias.data != NULL and not call.bias_with_queries:
         call.biases = cut_bias(b, kernel, bias_batches)
@@ -254,9 +329,10 @@ cdef int run_backward(
     # Heads that follow each other are read in one go: -6 % where there are many.  Cut ones are few.
     chunk = <int>max(1, plan.whole // (8 * threads)) if plan.whole == plan.heads else 1
     hire(&c, threads, sdpa_backward_bytes(kernel, b, plan.bundle, sum_keys(p, plan)), 0)
-    s.watch = &c.watch
+    s.watch, c.weigh = &c.watch, weigh_stretch
     with nogil:
         share(&c, differentiate_unit, &call, units, BY_CHUNKS, chunk, 0)
+        c.weigh = NULL
         if bias_units:
             share(&c, differentiate_bias, &call, bias_units, BY_CHUNKS, 1, 0)
     return dismiss(&c)

@@ -59,11 +59,11 @@ cdef class Call(Options):
         cdef int i, n = self.result_axes(columns, shape)
         return tuple([shape[i] for i in range(n)])
 
-    cdef cnp.ndarray new_result(self, cnp.npy_intp columns, int type_num):
-        """In C order, uninitialised."""
+    cdef cnp.ndarray new_result(self, cnp.npy_intp columns, int type_num, bint zero=False):
+        """In C order; uninitialised, or 0 wherever a thread that writes there finds it: not touched before."""
         cdef cnp.npy_intp shape[MOST_LEADING + 3]
         cdef int n = self.result_axes(columns, shape)
-        return cnp.PyArray_EMPTY(n, shape, type_num, 0)
+        return cnp.PyArray_ZEROS(n, shape, type_num, 0) if zero else cnp.PyArray_EMPTY(n, shape, type_num, 0)
 
     cdef cnp.ndarray take_out(self, given):
         """The array for the result, in the layout of the query; or what was given for it, checked."""
@@ -163,9 +163,11 @@ cdef class Call(Options):
             grad = self.unrounded[number]
             if self.sequences:
                 grad.fill(0)
+        elif self.sequences and cnp.PyArray_IS_C_CONTIGUOUS(given):  # not all rows need be met by another
+            grad = cnp.PyArray_ZEROS(cnp.PyArray_NDIM(given), cnp.PyArray_DIMS(given), cnp.PyArray_TYPE(given), 0)
         elif self.sequences:
             grad = PyArray_NewLikeArray(given, cnp.NPY_KEEPORDER, NULL, 0)
-            memset(cnp.PyArray_DATA(grad), 0, cnp.PyArray_NBYTES(grad))  # not all rows need be met by another
+            memset(cnp.PyArray_DATA(grad), 0, cnp.PyArray_NBYTES(grad))
         elif self.has_all_batches(given):
             grad = PyArray_NewLikeArray(given, cnp.NPY_KEEPORDER, NULL, 0)
         else:
@@ -319,7 +321,7 @@ cdef class Call(Options):
         if units:
             cut = sdpa_find_unit(&s, 0).cut
         else:
-            cut.tasks = cut.bundles = cut.parts = 1
+            cut.tasks, cut.parts.begin, cut.parts.end = 1, 0, 1
         vectors = (s.most_rows + kernel.lanes - 1) // kernel.lanes
         per_task = (vectors + cut.tasks - 1) // cut.tasks
         few = kernel == self.kernel.isa.kernel[purpose][1]
@@ -333,8 +335,8 @@ cdef class Call(Options):
             keys=kernel.block_keys,
             tasks=self.p.batches * self.p.kv_heads * cut.tasks if units else 0,
             bundle=sdpa_largest_bundle(&s),
-            parts=cut.parts,
+            parts=cut.parts.end - cut.parts.begin,
             parts_shared=bool(s.split),
             threads=threads,
-            scratch_bytes=threads * scratch_bytes(&s) + (units * sdpa_sums_bytes(&s) if s.split else 0),
+            scratch_bytes=threads * scratch_bytes(&s) + shared_bytes(&s, units),
         )

@@ -14,6 +14,7 @@ cdef extern from "threads.h" nogil:
     void sdpa_run(sdpa_team *, sdpa_duty, void *)
     void sdpa_dismiss(sdpa_team *)
     int sdpa_this_member()
+    bint sdpa_comes_second(int *gate)
     int sdpa_pinned_cpus()
 
 cdef extern from "sdpa.h" nogil:
@@ -60,21 +61,25 @@ cdef extern from "sdpa.h" nogil:
         const sdpa_kernel *kernel
         int threads
         int64_t fewest_rows, most_rows
-        int split, far, ahead, at_once
+        int split, level
+        int64_t most_units
+        int far, ahead, at_once
         int64_t *unit_starts
         sdpa_watch *watch
-
-    ctypedef struct sdpa_cut:
-        int64_t tasks, bundles, parts
-
-    ctypedef struct sdpa_unit:
-        int64_t batch, kv_head, index
-        sdpa_cut cut
 
     ctypedef struct sdpa_span:
         int64_t begin, end
 
+    ctypedef struct sdpa_cut:
+        int64_t tasks, bundles, part_keys, last_part
+        sdpa_span parts
+
+    ctypedef struct sdpa_unit:
+        int64_t batch, kv_head, index, first
+        sdpa_cut cut
+
     ctypedef struct sdpa_rows:
+        int64_t batch, first, kv_len
         int count
         sdpa_span keys
 
@@ -154,16 +159,21 @@ cdef extern from "sdpa.h" nogil:
     const sdpa_isa sdpa_isas[]
     int sdpa_cpu_runs(const char *isa)
 
+    double sdpa_busy(int threads, double units, double largest, double all)
     int64_t sdpa_count_units(sdpa_schedule *)
     int sdpa_largest_bundle(const sdpa_schedule *)
     sdpa_unit sdpa_find_unit(const sdpa_schedule *, int64_t unit)
-    sdpa_span sdpa_part(const sdpa_schedule *, const sdpa_unit *, int64_t part, const sdpa_rows *)
+    bint sdpa_has_node(const sdpa_cut *, int level, int64_t node)
+    int sdpa_height(const sdpa_cut *)
+    sdpa_span sdpa_node_keys(const sdpa_cut *, int level, int64_t node, sdpa_span seen)
     sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head)
 
     void sdpa_enter_task(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *)
     void sdpa_look_ahead(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *) nogil
     void sdpa_enter_backward(
         const sdpa_schedule *, const sdpa_backward_input *, const sdpa_unit *, int64_t index, sdpa_backward_task *)
+
+    sdpa_span sdpa_visible(const sdpa_input *, int64_t batch, int64_t kv_len, int64_t query)
 
     int sdpa_enter_block(const sdpa_schedule *, const sdpa_rows *, int64_t key, sdpa_block *)
 

@@ -63,8 +63,7 @@ def attention_weights(Kernel kernel not None, query, key, dict options not None,
     call.take_options()
     call.choose_threads()
     call.all_taken()
-    weights = call.new_result(call.p.kv_len, cnp.PyArray_TYPE(call.query))
-    weights.fill(0)
+    weights = call.new_result(call.p.kv_len, cnp.PyArray_TYPE(call.query), True)
     call.place(weights, call.p.heads, call.p.q_len, call.p.kv_len, &call.p.weights)
     if call.p.dim:
         run_all(&call.p, call.unit_starts, kernel, call.threads)

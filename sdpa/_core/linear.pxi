@@ -12,6 +12,8 @@ cdef int64_t LINEAR_TILES = 22, LINEAR_FEWEST = 4
 cdef int64_t LINEAR_ROWS = 3 << 18
 # Below this many multiply-adds, with those of LINEAR_READING rows for reading the weights, one thread does the work.
 cdef double LINEAR_SMALL = 1 << 20, LINEAR_READING = 8
+# So much of the time all threads shall have work; more and smaller blocks would read the weights more often.
+cdef double LINEAR_BUSY = 0.9
 
 
 cdef const sdpa_kernel *linear_kernel(Kernel kernel, int dtype) noexcept:
@@ -79,7 +81,8 @@ cdef class Panels:
         call.weight, call.table, call.outs, call.ins = array_of(rounded), self.table, self.outs, self.ins
         call.lane, call.width, call.to = lane, self.width, cnp.PyArray_BYTES(self.numbers)
         call.panel_bytes = cnp.PyArray_DIM(self.numbers, 1)
-        hire(&c, 1, 0, 0)
+        # By all threads, as all will read them: on a machine with several sockets each holds a part in its memory.
+        hire(&c, threads_if_worth(None, <double>self.outs * self.ins < LINEAR_SMALL), 0, 0)
         with nogil:
             share(&c, pack_panel, &call, self.count, EQUALLY, 1, 16 * self.width * self.ins)
         return dismiss(&c)
@@ -145,6 +148,7 @@ def linear(
     cdef cnp.npy_intp shape[MOST_LEADING + 3]
     cdef int last = cnp.PyArray_NDIM(x) - 1
     cdef int64_t units
+    cdef int count
     cdef double products
     if out is not None and not has_even_rows(out):
         (<object>out)[...] = linear(panels, x, None, residual, activation, threads)
@@ -165,10 +169,12 @@ def linear(
     sizes.activation, sizes.gated = activation, panels.gated
     call.table, call.panels = table, panels.count
     products = <double>sizes.ins * sizes.outs * (sizes.rows + LINEAR_READING) * (2 if panels.gated else 1)
-    units = cut_rows(sizes, table) * call.panels
+    count = threads_if_worth(threads, products < LINEAR_SMALL)
+    units = cut_rows(sizes, table, call.panels, count) * call.panels
     # A cache line that says what is copied; the sums of a block; its rows converted.
-    hire(&c, threads_if_worth(threads, products < LINEAR_SMALL),
+    hire(&c, count,
          64 + <size_t>sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64) * table.real_bytes, 0)
+    c.weigh = weigh_linear
     with nogil:
         # Neighbours go to one thread, which finds the rows in its cache.  Two that write neighbouring panels take cache
         # lines from each other.
@@ -211,14 +217,33 @@ cdef sdpa_array rows_of_all(cnp.ndarray array) except *:
     return a
 
 
-cdef int64_t cut_rows(sdpa_linear *l, const sdpa_kernel *table) noexcept:
-    """The number of blocks, as equal as whole tiles allow: by their number threads share them."""
+cdef int64_t cut_rows(sdpa_linear *l, const sdpa_kernel *table, int64_t panels, int threads) noexcept:
+    """The number of blocks, as equal as whole tiles allow: by their number threads share them.  More where the panels
+    alone would leave threads without work."""
     cdef int64_t tile = table.linear_tile, row_bytes = max(<int64_t>1, l.ins * table.real_bytes // table.step)
     cdef int64_t most = max(LINEAR_FEWEST, min(LINEAR_TILES, LINEAR_ROWS // (tile * row_bytes)))
     cdef int64_t blocks = (l.rows + most * tile - 1) // (most * tile)
-    cdef int64_t tiles = (l.rows + blocks * tile - 1) // (blocks * tile) if blocks else 0
-    l.block_rows = <int>(tiles * tile)
-    return blocks
+    cdef int64_t all_tiles = (l.rows + tile - 1) // tile, tiles, best
+    cdef double share = 0, found
+    if blocks == 0:
+        l.block_rows = 0
+        return 0
+    best = tiles = (all_tiles + blocks - 1) // blocks
+    while threads > 1 and share < LINEAR_BUSY and tiles:
+        blocks = (all_tiles + tiles - 1) // tiles
+        found = sdpa_busy(threads, blocks * panels, tiles, all_tiles * panels)
+        if found > share:
+            best, share = tiles, found
+        tiles -= 1
+    l.block_rows = <int>(best * tile)
+    return (all_tiles + best - 1) // best
+
+
+cdef double weigh_linear(const void *of, int64_t unit) noexcept nogil:
+    cdef const linear_call *call = <const linear_call *>of
+    cdef const sdpa_linear *sizes = &call.sizes
+    cdef int64_t rows = min(<int64_t>sizes.block_rows, sizes.rows - unit // call.panels * sizes.block_rows)
+    return <double>rows * call.table.rows * sizes.ins
 
 
 cdef void run_linear(const void *of, int64_t unit, char *scratch) noexcept nogil:

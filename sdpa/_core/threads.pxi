@@ -9,13 +9,16 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.time cimport monotonic_ns
 from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memset
+from typing import NamedTuple
+import numpy as np
 
 cdef extern from "Python.h":
     int PyErr_CheckSignals()  # without `except`: what it raises stays set until `dismiss`
-    unsigned long PyThread_get_thread_ident()
+    unsigned long PyThread_get_thread_ident() nogil
 
 
 ctypedef void (*unit_work)(const void *call, int64_t unit, char *scratch) noexcept nogil
+ctypedef double (*unit_weight)(const void *call, int64_t unit) noexcept nogil
 
 cdef struct crew:
     # Who shares the units of a call.
@@ -25,6 +28,7 @@ cdef struct crew:
     char *scratch  # of the first thread, on a cache line; those of the others follow
     char *beside  # what all share
     size_t bytes_each
+    unit_weight weigh  # multiply-adds of a unit, where units differ; for `rehearse` alone
     sdpa_watch watch
 
 
@@ -55,19 +59,19 @@ def know_threads(unsigned long main):
 
 cdef int hire(crew *c, int threads, size_t bytes_each, size_t beside) except -1:
     """Up to `threads` threads, each with so much scratch; and memory beside that."""
-    cdef int thread
     cdef size_t needed
-    c.threads = sdpa_hire(&c.team, threads)
+    c.threads = sdpa_hire(&c.team, 1 if is_rehearsed() else threads)
+    if is_rehearsed():
+        c.threads = threads
     c.bytes_each = (max(bytes_each, HEAD) + 63) // 64 * 64
     needed = c.threads * c.bytes_each + beside
-    c.memory = <char *>PyMem_RawMalloc(needed + 64)
+    c.memory = <char *>PyMem_RawMalloc(needed + 64)  # not touched here: a page lies where the thread runs that is first
     if c.memory == NULL:
         sdpa_dismiss(&c.team)
         raise MemoryError(f"{needed} bytes of scratch for {c.threads} threads")
     c.scratch = c.memory + (-<int64_t><uintptr_t>c.memory & 63)
     c.beside = c.scratch + c.threads * c.bytes_each
-    for thread in range(c.threads):
-        memset(c.scratch + thread * c.bytes_each, 0xFF, HEAD)
+    c.weigh = NULL
     c.watch.left, c.watch.next = LOOK_AT_CLOCK, 0
     sdpa_stop(&c.watch, 0)
     return 0
@@ -99,29 +103,73 @@ cdef void share(
     cdef sharing_units s
     s.crew, s.work, s.call, s.units, s.products, s.how, s.next = c, work, call, units, products, how, 0
     s.chunk = chunk if how == BY_CHUNKS else 0
-    if c.threads == 1:
-        do_units(&s, 0, units)
+    if is_rehearsed():
+        write_down(&s)
+    elif c.threads == 1:
+        do_part(&s, 0)
     else:
         sdpa_run(&c.team, do_part, &s)
 
 
 cdef void do_part(void *of, int part) noexcept nogil:
     cdef sharing_units *s = <sharing_units *>of
+    cdef crew *c = s.crew
+    cdef char *scratch = c.scratch + (0 if c.threads == 1 else sdpa_this_member()) * c.bytes_each
     cdef int64_t unit, count = 1
-    if s.how == EQUALLY:
-        do_units(s, part * s.units // s.crew.threads, (part + 1) * s.units // s.crew.threads)
+    memset(scratch, 0xFF, HEAD)
+    if s.how == EQUALLY or c.threads == 1:
+        do_units(s, part * s.units // c.threads, (part + 1) * s.units // c.threads, scratch)
         return
     while count > 0:
-        unit = sdpa_claim(&s.next, s.units, s.chunk, s.crew.threads, &count)
-        do_units(s, unit, unit + count)
+        unit = sdpa_claim(&s.next, s.units, s.chunk, c.threads, &count)
+        do_units(s, unit, unit + count, scratch)
 
 
-cdef inline void do_units(sharing_units *s, int64_t begin, int64_t end) noexcept nogil:
+cdef inline void do_units(sharing_units *s, int64_t begin, int64_t end, char *scratch) noexcept nogil:
     cdef int64_t unit
-    cdef char *scratch = s.crew.scratch + (0 if s.crew.threads == 1 else sdpa_this_member()) * s.crew.bytes_each
     for unit in range(begin, end):
         if not stopped(&s.crew.watch, s.products):
             s.work(s.call, unit, scratch)
+
+
+class Region(NamedTuple):
+    """A loop over units that threads share."""
+
+    threads: int
+    sharing: str
+    chunk: int  # units that a thread takes at once
+    work: np.ndarray  # multiply-adds of each unit, with those that a softmax is worth; roughly
+
+
+cdef list regions = None
+cdef unsigned long rehearsing = 0  # the thread that does
+
+
+def rehearse(function):
+    """What threads would share in function(): a list of Regions.  It is called, but nothing is computed: what arrays
+    hold then means nothing.  Calls of other threads are computed."""
+    global regions, rehearsing
+    if rehearsing:
+        raise RuntimeError("another rehearsal goes on")
+    regions, rehearsing = [], PyThread_get_thread_ident()
+    try:
+        function()
+    finally:
+        rehearsing = 0
+    return regions
+
+
+cdef inline bint is_rehearsed() noexcept nogil:
+    return rehearsing != 0 and rehearsing == PyThread_get_thread_ident()
+
+
+cdef void write_down(const sharing_units *s) noexcept with gil:
+    cdef int64_t unit
+    work = np.full(s.units, float(max(s.products, 1)))
+    cdef double[::1] each = work
+    for unit in range(s.units if s.crew.weigh != NULL else 0):
+        each[unit] = s.crew.weigh(s.call, unit)
+    regions.append(Region(s.crew.threads, ("equally", "by chunks", "neighbours")[s.how], s.chunk, work))
 
 
 cdef inline bint stopped(sdpa_watch *watch, int64_t products) noexcept nogil:
@@ -148,3 +196,41 @@ cdef void handle_signals(sdpa_watch *watch) noexcept with gil:
     sdpa_stop(watch, PyErr_CheckSignals() != 0)
     if sdpa_stops(watch) or PyThread_get_thread_ident() != main_thread:
         watch.left = NEVER
+
+
+# ---- Memory that all threads will read
+
+cdef size_t PAGE = 4096, HUGE_PAGE = 2 << 20
+
+
+cdef struct touch_call:
+    char *begin
+    int64_t bytes
+    int threads
+
+
+cdef void touch_pages(const void *of, int64_t thread, char *scratch) noexcept nogil:
+    """Every so many huge pages one.  Neighbours of these are of threads far from each other: where threads are pinned
+    in their order, those of the first half are on another socket than those of the second."""
+    cdef const touch_call *call = <const touch_call *>of
+    cdef int64_t half = (call.threads + 1) // 2, at, end
+    cdef int64_t number = 2 * thread if thread < half else 2 * (thread - half) + 1
+    cdef int64_t before = <int64_t>(<uintptr_t>call.begin & (HUGE_PAGE - 1))  # of the first huge page
+    while number * <int64_t>HUGE_PAGE - before < call.bytes:
+        at = max(<int64_t>0, number * <int64_t>HUGE_PAGE - before)
+        end = min(call.bytes, (number + 1) * <int64_t>HUGE_PAGE - before)
+        while at < end:
+            call.begin[at] = 0
+            at += PAGE
+        number += call.threads
+
+
+def touch(cnp.ndarray array not None, int threads):
+    """The pages of an array without gaps, that nobody has touched, are touched by so many threads in turns."""
+    cdef crew c
+    cdef touch_call call
+    hire(&c, threads, 0, 0)
+    call.begin, call.bytes, call.threads = cnp.PyArray_BYTES(array), cnp.PyArray_NBYTES(array), c.threads
+    with nogil:
+        share(&c, touch_pages, &call, c.threads, EQUALLY, 1, 0)
+    dismiss(&c)

@@ -19,8 +19,8 @@ from sdpa._runtime import kernels
 
 EACH_DTYPE = on_kernels(WIDE, HALF, half="best")
 EACH_ARITHMETIC = on_kernels({"float32": float32, "bfloat16": bfloat16}, half="best")
-LENGTHS = [1023, 1024, 1025, 2047, 2048, 2049, 2175, 3073, 5000]  # two parts from 2048 keys on, three from 3072
-N, JOINT = 3000, 1536  # so many keys, and where the second part begins: half of them, in whole blocks
+LENGTHS = [1023, 1025, 1535, 1536, 1537, 2175, 2559, 2560, 3073, 5000]  # two parts from 1536 keys on, three from 2560
+N, JOINT = 3000, 1024  # so many keys, and where the second of three parts begins
 
 
 def both(*arrays, **options):
@@ -63,10 +63,11 @@ def test_numbers_of_rows(kernel, dtype, M):
 @EACH_DTYPE
 @pytest.mark.parametrize("threads", [1, 2])
 def test_as_many_parts_as_there_are(kernel, dtype, threads):
-    """64, of which the last ones are empty."""
+    """64, and three of 512 keys of a wide head."""
     arrays = draw(1, 2, 1, 1, 66_000, 4, 3, dtype=dtype)
     check(*arrays, threads=threads)
     check(*arrays, threads=threads, kv_lengths=65_999, window=(40_000, None))
+    check(*few(1, 1500, D=128, E=128, dtype=dtype), threads=threads)
 
 
 @EACH_DTYPE
@@ -77,7 +78,7 @@ def test_each_option(kernel, dtype, name):
         check(*arrays, threads=threads, **options_for(*arrays[:2], name))
 
 
-# Two rows of each of four heads; keys 0 to 1535 are the first part.
+# Two rows of each of four heads; keys 0 to 1023 are the first part.
 ACROSS = {
     "window over the joint": dict(window=(700, 0), q_offset=1600),
     "window up to the joint": dict(window=(700, 0), q_offset=JOINT - 2),
@@ -220,7 +221,7 @@ def test_bits_of_one_head_among_many(kernel, dtype, causal):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_bits_of_lengths(kernel, dtype, threads):
     """Parts are those of the keys that are there."""
-    lengths = np.array([1, 1023, 1025, 2047, 2048, 2049, 3072, 4999, 5000])
+    lengths = np.array([1, 1023, 1025, 1535, 1536, 2559, 2560, 4999, 5000])
     query, key, value = draw(len(lengths), 2, 1, 1, 5000, 8, 12, dtype=dtype)
     for causal in False, True:
         out, lse = both(query, key, value, kv_lengths=lengths, causal=causal, threads=threads)
