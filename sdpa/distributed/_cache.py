@@ -133,7 +133,8 @@ class KVCache:
         Notes
         -----
         Mask and bias have the columns of all tokens.  `out`, `return_lse` and `threads` may differ from rank to rank.
-        The result is the same on all ranks, to the bit.
+        The result is the same on all ranks, to the bit.  As in `sdpa.KVCache.attend`, the results of rows past the
+        lengths of the last append have no meaning.
         """
         if self._group.size == 1:
             return self._local.attend(query, **options)

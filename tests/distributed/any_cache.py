@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 from mpi4py import MPI
-from support.accuracy import judge
+from support.accuracy import blind_lse, judge
 from support.draw import float16, float32, float64, inf, rng
 from support.ranks import holds, on_ranks
 
@@ -44,6 +44,14 @@ class Past:
             seen = (np.arange(len(self.cache)) > at - self.window) | (np.arange(len(self.cache)) < self.keep)
             options["mask"] = seen & options.get("mask", True)
         return options | {"kv_lengths": lengths}
+
+    def with_meaning(self, out, lse, options):
+        """Results for the rows of the last append, and options of the oracle.  In both, rows past the lengths of that
+        append see no key: their results have no meaning."""
+        counts = np.arange(out.shape[2]) < (self.cache.lengths - self.before)[:, None, None]  # (B, 1, M)
+        options = options | {"mask": counts[..., None] & options.get("mask", True)}
+        out = np.where(counts[..., None], out, out.dtype.type(0))
+        return out, np.where(counts, lse, blind_lse(lse, options)), options
 
 
 # What rank 0 draws.
@@ -133,9 +141,11 @@ def live(comm, sizes, happens, gather_bytes):
 
 
 def check(ranks, data):
-    sizes, happens = data.draw(stories(ranks.comm.size))
-    found = iter(ranks.all(live, sizes, happens, data.draw(st.sampled_from([0, 1 << 18])))[0])
-    past = Past(sizes)
+    check_story(ranks, *data.draw(stories(ranks.comm.size)), data.draw(st.sampled_from([0, 1 << 18])))
+
+
+def check_story(ranks, sizes, happens, gather_bytes):
+    found, past = iter(ranks.all(live, sizes, happens, gather_bytes)[0]), Past(sizes)
     for what, about in happens:
         if what == "append":
             past.append(*about[1:])
@@ -145,8 +155,24 @@ def check(ranks, data):
             query, options, ragged = about
             out, lse = next(found)
             options = past.options(options, query.shape[2], ragged)
+            if ragged and "q_offset" not in about[1]:
+                out, lse, options = past.with_meaning(out, lse, options)
             judge(out, lse, query, *past.arrays, factor=4, floor=30, **options)
 
 
+# What a fuzzer found: the second token is past the length, and nothing of the window of its place is in the cache.
+TOKEN = np.ones((1, 1, 1, 1))
+PAST_THE_LENGTH = [
+    ("append", (-1, TOKEN, TOKEN, [1])), ("attend", (TOKEN, {}, True)),
+    ("append", (-1, TOKEN, TOKEN, [0])), ("attend", (TOKEN, {}, True)),
+]  # fmt: skip
+
+
+def main(ranks):
+    sizes = dict(batch=1, kv_heads=1, head_dim=1, value_dim=1, dtype=float64, window=1, keep=0)
+    check_story(ranks, sizes, PAST_THE_LENGTH, 0)
+    holds(check, ranks)
+
+
 if __name__ == "__main__":
-    on_ranks(MPI.COMM_WORLD, lambda ranks: holds(check, ranks))
+    on_ranks(MPI.COMM_WORLD, main)
