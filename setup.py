@@ -102,6 +102,10 @@ if os.environ.get("SDPA_SANITIZE"):
 
 
 class BuildKernels(build_ext):
+    def initialize_options(self):
+        super().initialize_options()
+        self.cython_c_in_temp = True  # what Cython makes fits one version of NumPy, and not all that build this tree
+
     def build_extension(self, ext):
         msvc = self.compiler.compiler_type == "msvc"  # takes unknown flags with a warning, so it gets the baseline only
         c_flags = ["/std:c11", "/O2"] if msvc else [*C_FLAGS, *SANITIZE]
