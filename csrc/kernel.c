@@ -26,7 +26,7 @@ const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) 
     .scores = scores,
     .softmax_block = softmax_block,
     .accumulate = accumulate,
-    .finite = finite,
+    .finite = settled, /* "finite" is a function of macOS */
     .accumulate_seen = accumulate_seen,
     .lift = lift,
     .add_poison = add_poison,

@@ -198,7 +198,7 @@ static int find_unsettled(const sdpa_input *in, const sdpa_task *t, int *unsettl
     return any;
 }
 
-static int finite(const sdpa_input *in, const sdpa_task *t)
+static int settled(const sdpa_input *in, const sdpa_task *t)
 {
     int unsettled[ROWS];
     return !t->scratch.started || finite_sums(t, in->value_dim) || !find_unsettled(in, t, unsettled);
