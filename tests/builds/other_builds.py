@@ -1,7 +1,8 @@
 """Runs tests on other builds of the extension: `python tests/builds/other_builds.py arm` on a simulated Arm CPU, for
 which the extension is cross-built, and `python tests/builds/other_builds.py sanitized` with the sanitizers of the
 compiler.  `python tests/builds/other_builds.py races` runs those of threads with the thread sanitizer, on the library's
-own pool.  Further arguments go to pytest: -k linear.  `python tests/builds/other_builds.py fuzz-sanitized` runs the
+own pool.  `python tests/builds/other_builds.py arm-wheel` runs the tests of `arm` with the wheel for Arm in dist/ (make
+wheels).  Further arguments go to pytest: -k linear.  `python tests/builds/other_builds.py fuzz-sanitized` runs the
 fuzzers of tests/fuzz with the sanitizers; further arguments are theirs.
 
 What is fetched and built is kept in build/arm, build/sanitized and build/races.  Where something is missing, the script
@@ -59,7 +60,10 @@ def build(folder, python, environment):
 
 
 def build_and_test(folder, python, without, arguments, build_environment, test_environment):
-    library = build(folder, python, build_environment)
+    return test(build(folder, python, build_environment), python, without, arguments, test_environment)
+
+
+def test(library, python, without, arguments, test_environment):
     selection = [*FOLDERS, "--hypothesis-profile=few", "-k", f"not ({' or '.join(without)})"]
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", *selection, *arguments]
     # Threads that wait must not spin: these tests have no CPUs to spare.
@@ -105,22 +109,41 @@ exec {EMULATOR} -L "$root" -0 "$0" "$root/usr/bin/{real.name}" "$@"
     return python
 
 
-def test_arm(folder, arguments):
-    for tool, package in ((COMPILER, "gcc-aarch64-linux-gnu and libc6-dev-arm64-cross"), (EMULATOR, "qemu-user")):
-        if not shutil.which(tool):
-            skip(f"{tool} is not installed (Debian: {package})")
+def python_for_arm(folder):
+    if not shutil.which(EMULATOR):
+        skip(f"{EMULATOR} is not installed (Debian: qemu-user)")
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         skip("Python for Arm comes from packages of Debian, which apt-get and dpkg-deb are missing for")
-    python = debian_for_arm(folder)
+    return debian_for_arm(folder)
+
+
+# A CPU that has only what the kernel needs.  On the emulator's own, which has everything, the oracle fails: NumPy's
+# product of 3 x 3 numbers in float32 warns of a division by 0, as OpenBLAS 0.3.31 computes it with SME.
+ON_ARM = {"PYTHONPATH": "", "QEMU_CPU": "cortex-a72"}
+
+
+def test_arm(folder, arguments):
+    if not shutil.which(COMPILER):
+        skip(f"{COMPILER} is not installed (Debian: gcc-aarch64-linux-gnu and libc6-dev-arm64-cross)")
+    python = python_for_arm(folder)
     headers = next(folder.glob("root/usr/include/python3.*"))
     environment = {
         "CC": COMPILER, "LDSHARED": f"{COMPILER} -shared", "CPATH": f"{headers}:{headers.parent}", "PYTHONPATH": "",
         "SDPA_WERROR": "1",
     }  # fmt: skip
-    # A CPU that has only what the kernel needs.  On the emulator's own, which has everything, the oracle fails: NumPy's
-    # product of 3 x 3 numbers in float32 warns of a division by 0, as OpenBLAS 0.3.31 computes it with SME.
-    settings = {"PYTHONPATH": "", "QEMU_CPU": "cortex-a72"}
-    return build_and_test(folder, python, UNFIT + LONG, ["--cover=0", *arguments], environment, settings)
+    return build_and_test(folder, python, UNFIT + LONG, ["--cover=0", *arguments], environment, ON_ARM)
+
+
+def test_arm_wheel(folder, arguments):
+    python, library = python_for_arm(folder), folder / "wheel"
+    (real,) = folder.glob("root/usr/bin/python3.[0-9]*")
+    tag = "cp" + real.name.removeprefix("python").replace(".", "")
+    wheels = sorted((ROOT / "dist").glob(f"sdpa-*-{tag}-{tag}-manylinux*_aarch64.whl"))
+    if not wheels:
+        skip(f"there is no wheel of {tag} for aarch64 in dist/ (make wheels)")
+    shutil.rmtree(library, ignore_errors=True)
+    shutil.unpack_archive(wheels[-1], library, "zip")
+    return test(library, python, UNFIT + LONG, ["--cover=0", *arguments], ON_ARM)
 
 
 def of_compiler(*names):
@@ -179,6 +202,7 @@ def fuzz_sanitized(folder, arguments):
 
 COMMANDS = {
     "arm": (test_arm, "arm"),
+    "arm-wheel": (test_arm_wheel, "arm"),
     "sanitized": (test_sanitized, "sanitized"),
     "races": (test_races, "races"),
     "fuzz-sanitized": (fuzz_sanitized, "sanitized"),
