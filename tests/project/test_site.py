@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import json
 import re
 import runpy
 import xml.etree.ElementTree
@@ -243,33 +244,51 @@ function measure(frame) {
     results: [...page.querySelectorAll("#search-results li a")].map(one => one.textContent),
   };
 }
-function tell() {
-  const found = [...document.querySelectorAll("iframe")].map(measure);
+async function look() {
+  const frames = [...document.querySelectorAll("iframe")], found = [];
+  for (const address of ADDRESSES) {
+    await Promise.all(frames.map(frame => new Promise(loaded => { frame.onload = loaded; frame.src = address; })));
+    await new Promise(waited => setTimeout(waited, WAIT));
+    found.push(frames.map(measure));
+  }
   document.body.innerHTML = "<pre></pre>";
   document.querySelector("pre").textContent = JSON.stringify(found);
 }
-window.onload = () => setTimeout(tell, WAIT);
+window.onload = look;
 </script>
 """
 
 
-def look_at(address, folder, wait=0):
-    """What a browser without a network says of a page of the site, by (width, colour scheme)."""
-    (folder / "frames.html").write_text(in_frames(f'src="{address}"', MEASURE.replace("WAIT", str(wait))), "utf-8")
+def look_at(addresses, folder, wait=0):
+    """What a browser without a network says of pages of the site, of each by (width, colour scheme).  One browser shows
+    all of them: to start it takes longer than to show a page."""
+    script = MEASURE.replace("ADDRESSES", json.dumps(addresses)).replace("WAIT", str(wait))
+    (folder / "frames.html").write_text(in_frames("", script), "utf-8")
     with site.served(site.SITE, folder) as server:
-        views = said(f"{server}/frames.html", folder, f"--virtual-time-budget={wait + 3000}")
-    return dict(zip(KINDS, views))
+        budget = (wait + 3000) * len(addresses)  # of the pages' own time, which does not pass while they are loaded
+        found = said(
+            f"{server}/frames.html", folder, f"--virtual-time-budget={budget}", timeout=120 + 10 * len(addresses)
+        )
+    return [dict(zip(KINDS, views)) for views in found]
 
 
 SHOWN = [name.removesuffix(".md") + ".html" for name in PAGES]
 
 
+LOOKED_AT = [*SHOWN, "source/csrc/plan/visibility.c.html", "genindex.html"]
+
+
+@pytest.fixture(scope="module")
+def views(tmp_path_factory):
+    return dict(zip(LOOKED_AT, look_at(LOOKED_AT, tmp_path_factory.mktemp("pages"))))
+
+
 @in_browser
 @BUILT
-@pytest.mark.parametrize("page", [*SHOWN, "source/csrc/plan/visibility.c.html", "genindex.html"])
-def test_pages_in_a_browser(page, tmp_path):
+@pytest.mark.parametrize("page", LOOKED_AT)
+def test_pages_in_a_browser(page, views):
     """Nothing is wider than a phone or a desk, all can be read, pictures are there and of the right scheme."""
-    for (width, scheme), view in look_at(page, tmp_path).items():
+    for (width, scheme), view in views[page].items():
         assert view["width"] == width and view["dark"] == (scheme == "dark") and view["title"]
         assert view["scroll"] <= width and view["outside"] == []
         assert view["faint"] == [] and view["broken"] == []
@@ -279,7 +298,8 @@ def test_pages_in_a_browser(page, tmp_path):
 @in_browser
 @BUILT
 def test_the_search_needs_no_network(tmp_path):
-    view = look_at("search.html?q=softcap", tmp_path, wait=2000)[PHONE, "light"]
+    (views,) = look_at(["search.html?q=softcap"], tmp_path, wait=2000)
+    view = views[PHONE, "light"]
     assert "Functions, axes and options" in view["results"] and len(view["results"]) > 9, view
 
 
@@ -291,6 +311,7 @@ def test_what_a_page_must_not_have_is_seen(tmp_path, monkeypatch):
         '<!DOCTYPE html><html data-theme="light"><title>x</title><main><p style="width: 600px">wide</p>'
         '<p style="color: #aaa">faint</p><img src="none.png" alt="none"></main></html>'
     )
-    view = look_at("page.html", tmp_path)[PHONE, "light"]
+    broken, again = look_at(["page.html", "page.html"], tmp_path)
+    view = broken[PHONE, "light"]
     assert view["scroll"] > PHONE and len(view["outside"]) == len(view["faint"]) == len(view["broken"]) == 1
-    assert look_at("page.html", tmp_path)[DESK, "light"]["outside"] == []
+    assert broken == again and broken[DESK, "light"]["outside"] == []

@@ -99,7 +99,7 @@ def in_frames(source, script):
     return f"<!DOCTYPE html><meta charset=utf-8>{script}<body>{frames}</body>"
 
 
-def said(address, folder, *options):
+def said(address, folder, *options, timeout=120):
     """What the scripts of a page leave in its body, as JSON, in a browser that reaches no other machine."""
     options += (
         "--headless=new",
@@ -110,7 +110,7 @@ def said(address, folder, *options):
         f"--user-data-dir={folder / 'profile'}",
         "--window-size=1400,1000",
     )
-    run = subprocess.run([CHROMIUM, *options, "--dump-dom", address], capture_output=True, text=True, timeout=120)
+    run = subprocess.run([CHROMIUM, *options, "--dump-dom", address], capture_output=True, text=True, timeout=timeout)
     found = re.search(r"<body><pre>(.*)</pre></body>", run.stdout, re.DOTALL)
     assert found, run.stderr[-2000:]
     return json.loads(unescape(found[1]))
