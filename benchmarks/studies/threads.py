@@ -81,9 +81,15 @@ SITUATIONS = {
     "medium, 4 callers": (192, 0, "", 1, 4, {}),
     "medium, child of a fork": (192, 0, "fork", 1, 1, {}),
     "medium, OMP_PROC_BIND": (192, 0, "", 1, 1, {"OMP_PROC_BIND": "true"}),
+    "large, child of a fork": (1024, 0, "fork", 1, 1, {}),
+    "large, OMP_PROC_BIND": (1024, 0, "", 1, 1, {"OMP_PROC_BIND": "true"}),
+    "small, torch": (32, 0, "torch", 1, 1, {}),
     "medium, torch": (192, 0, "torch", 1, 1, {}),
+    "large, torch": (1024, 0, "torch", 1, 1, {}),
     "medium, torch, bound": (192, 0, "torch", 1, 1, {"OMP_PROC_BIND": "true"}),
+    "small, sklearn": (32, 0, "sklearn", 1, 1, {}),
     "medium, sklearn": (192, 0, "sklearn", 1, 1, {}),
+    "large, sklearn": (1024, 0, "sklearn", 1, 1, {}),
     "medium, one thread": (192, 0, "", 1, 1, {"SDPA_NUM_THREADS": "1"}),
 }
 
@@ -99,7 +105,11 @@ def measure(folder, seconds, rows, gap, beside, processes, threads, environment)
     for worker in workers:
         worker.stdin.write("\n" if beside != "fork" else "")
         worker.stdin.flush()
-    return [tuple(map(float, worker.communicate()[0].split())) for worker in workers]
+    # Not by communicate(), which misses what came together with the first line.
+    found = [tuple(map(float, worker.stdout.read().split())) for worker in workers]
+    for worker in workers:
+        worker.wait()
+    return found
 
 
 def main():
