@@ -24,7 +24,7 @@ class Target(NamedTuple):
     platform: str  # as sysconfig.get_platform() does there
     suffix: str  # of extensions, {version} without its dot
     tag: str  # of the wheel that is to be published
-    numpy: str  # a tag of NumPy's wheels for it, whose headers serve
+    numpy: str  # tags of NumPy's wheels for it, whose headers serve; Python 3.10 has only the older one
     config: str = "posix"  # which pyconfig.h
     flags: str = ""
 
@@ -37,11 +37,11 @@ class Target(NamedTuple):
 TARGETS = {
     "manylinux-x86_64": Target(
         "x86_64-linux-gnu.2.17", "linux-x86_64", ".cpython-{version}-x86_64-linux-gnu.so", "manylinux_2_17_x86_64",
-        "manylinux_2_28_x86_64",
+        "manylinux_2_28_x86_64 manylinux_2_17_x86_64",
     ),
     "manylinux-aarch64": Target(
         "aarch64-linux-gnu.2.17", "linux-aarch64", ".cpython-{version}-aarch64-linux-gnu.so", "manylinux_2_17_aarch64",
-        "manylinux_2_28_aarch64",
+        "manylinux_2_28_aarch64 manylinux_2_17_aarch64",
     ),
     "musllinux-x86_64": Target(
         "x86_64-linux-musl", "linux-x86_64", ".cpython-{version}-x86_64-linux-musl.so", "musllinux_1_2_x86_64",
@@ -127,12 +127,13 @@ def headers(folder, target, settings):
 
 
 def numpy_headers(folder, target, version):
-    """Of the oldest NumPy 2 that the Python has: what is built with these runs with all that follow, and with those
-    before for which the headers say so."""
+    """Of the newest NumPy that the Python has.  What is built with NumPy 2 runs with older ones, too, down to the one
+    that its headers name; the tests of wheels have the oldest."""
     wheels = folder / "numpy"
-    if not wheels.exists():
+    if not any(wheels.glob("*.whl")):
         fetch = [*PIP, "download", "--no-deps", "--only-binary=:all:", f"--python-version={version}"]
-        subprocess.run([*fetch, f"--platform={target.numpy}", "--dest", wheels, "numpy>=2"], check=True)
+        fetch += [f"--platform={tag}" for tag in target.numpy.split()]
+        subprocess.run([*fetch, "--dest", wheels, "numpy>=2"], check=True)
     (wheel,) = wheels.glob("*.whl")
     inside = "numpy/_core/include/"
     with zipfile.ZipFile(wheel) as archive:
