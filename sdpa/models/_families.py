@@ -177,7 +177,7 @@ def family_and_settings(folder):
     s.eps = default if config.get(key) is None else config[key]
     s.first_place = family.first_place(config)
     if not 0 <= s.first_place < s.places:
-        raise ValueError(f"{path}: pad_token_id is {config['pad_token_id']}: it must be from 0 to below {s.places - 1}")
+        raise ValueError(f"{path}: pad_token_id is {s.first_place - 1}: it must be from 0 to below {s.places - 1}")
     # Of a layer; functions, as nobody knows yet whether there are so many layers.
     s.window = partial(family.window, config)
     s.scale = partial(_scale, config, s.head_dim)

@@ -232,6 +232,11 @@ def test_missing_and_wrong_tensors(tmp_path):
         ("roberta", dict(pad_token_id="a"), "pad_token_id is 'a': it must be a whole number"),
         ("roberta", dict(pad_token_id=-100), "pad_token_id is -100: it must be from 0"),
         ("roberta", dict(pad_token_id=100), "pad_token_id is 100: it must be from 0 to below 39"),
+        (
+            "roberta",
+            dict(pad_token_id=None, max_position_embeddings=1),
+            "pad_token_id is 1: it must be from 0 to below 0",
+        ),
         ("mistral", dict(sliding_window=0), "sliding_window is 0: it must be a whole number of 1 or more"),
         ("qwen2", dict(layer_types=["sliding_attention"]), "layer_types are 1: they must be 2, one for each layer"),
         ("qwen2", dict(layer_types={"0": 1}), "layer_types is .*: it must be a list of names"),
