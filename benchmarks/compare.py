@@ -134,7 +134,7 @@ def about(names, kernel=None):
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
         "compiler": first_line("cc", "--version"),
-        "kernel": kernel or "default",
+        "kernel": kernel or rows.BEST_KERNEL,
         "limits": limits.describe(kernel, names),
         "versions": versions(names),
         "cpu": f"{machine.cpu_name()}, {runner.THREADS} threads",

@@ -1,6 +1,7 @@
 """Puts measured numbers into the documents: README.md, benchmarks/README.md, benchmarks/results.md and docs/.
 
 python -m benchmarks.report.publish RUN.json [SWEEPS.json ...]       # of runs and of sweeps; later ones win
+python -m benchmarks.report.publish AVX2.json                        # of one with --kernel avx2: its own results
 python -m benchmarks.report.publish docs/speed.json docs/sweeps.json # after a change here: the numbers shown now
 """
 
@@ -21,6 +22,8 @@ CHARTS = "docs/charts"
 
 def documents(measured, root=ROOT):
     """{path: text} of all that shows these numbers."""
+    if measured["kernel"] != rows.BEST_KERNEL:
+        return documents_of_kernel(measured, rows.read([root / "docs/speed.json"]))
 
     def current(path):
         return (root / path).read_text(encoding="utf-8")
@@ -36,6 +39,16 @@ def documents(measured, root=ROOT):
         "docs/speed.html": page.page(measured),
         "benchmarks/results.md": results(measured),
         "benchmarks/README.md": with_results(current("benchmarks/README.md"), measured),
+    }
+
+
+def documents_of_kernel(measured, best):
+    """The same for a run with a forced kernel: `best` is the published one without."""
+    name, beside = measured["kernel"], report.beside(measured, best)
+    text = f"{results(measured)}\n## Beside the best kernel of this CPU\n\n{beside.caption}\n\n"
+    return {
+        f"docs/speed-{name}.json": chart.one_result_a_line(measured),
+        f"benchmarks/results-{name}.md": f"{text}{report.as_markdown(beside)}\n",
     }
 
 

@@ -131,6 +131,20 @@ def losses(report):
     )
 
 
+def beside(forced, best):
+    """How near each of two kernels comes to its own bound: what the CPU can do with the instructions of either."""
+    others = {row.name: row for row in rows_of(best)}
+    pairs = [(row, others[row.name]) for row in rows_of(forced) if row.ours and row.name in others]
+    shares = {one.name: (one.share, other.share) for one, other in pairs if other.ours}
+    cells = [(name, fixed(one), fixed(other), fixed(one / other)) for name, (one, other) in shares.items()]
+    mean = geometric_mean(one / other for one, other in shares.values())
+    return Table(
+        "The share of the bound that each kernel reaches, of its own bound, and the one divided by the other.",
+        ("workload", forced["kernel"], "best kernel", f"{forced['kernel']} {DIVIDED} best"),
+        [*cells, ("geometric mean", "", "", fixed(mean))],
+    )
+
+
 def verdict_cells(verdict):
     row, target = verdict.row, verdict.target
     share = "" if target.share is None else fixed(target.share)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from benchmarks.measure.libraries import OURS, READ, library_of
 
+BEST_KERNEL = "default"  # where none was forced
 ENDED = "its process ended"  # so begins what is told of an implementation that crashed
 
 

@@ -413,6 +413,19 @@ def test_what_is_published(measured, tmp_path):
     assert publish.documents(rows.joined(stored), tmp_path) == documents
 
 
+def test_a_forced_kernel_has_results_of_its_own(measured, tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/speed.json").write_text(chart.one_result_a_line(measured), encoding="utf-8")
+    slower = [result | {"minimum": 2 * result["minimum"]} for result in measured["results"] if "minimum" in result]
+    forced = {name: value for name, value in measured.items() if name != "sweeps"}
+    forced |= {"kernel": "avx2", "results": slower}
+    documents = publish.documents(forced, tmp_path)
+    assert list(documents) == ["docs/speed-avx2.json", "benchmarks/results-avx2.md"]
+    text = documents["benchmarks/results-avx2.md"]
+    assert "| bert-fp32 | 0.40 | 0.80 | 0.50 |" in text
+    assert "| geometric mean |  |  | 0.50 |" in text
+
+
 def test_the_documents_show_what_was_published():
     pytest.importorskip("matplotlib")
     files = [file for name in ("speed", "sweeps") if (file := publish.ROOT / f"docs/{name}.json").exists()]
@@ -422,6 +435,9 @@ def test_the_documents_show_what_was_published():
     documents = publish.documents(measured)
     for name in ("README.md", "docs/speed.svg", "benchmarks/results.md", "benchmarks/README.md"):
         assert documents[name] == (publish.ROOT / name).read_text(encoding="utf-8")
+    for forced in publish.ROOT.glob("docs/speed-*.json"):
+        for name, text in publish.documents(rows.read([forced])).items():
+            assert text == (publish.ROOT / name).read_text(encoding="utf-8")
     drawn = {path for path in documents if path.startswith(publish.CHARTS)}
     assert drawn == {f"{publish.CHARTS}/{file.name}" for file in (publish.ROOT / publish.CHARTS).glob("*.svg")}
 
