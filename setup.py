@@ -80,8 +80,9 @@ OPENMP = [  # (flags to compile, flags to link): GCC and clang, Apple's clang, M
     (["/openmp"], []),
 ]
 OPENMP_PROBE = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
-# csrc/pool.h; fegetenv is in the library of mathematics.
-POOL = ["-DSDPA_POOL"], [] if TARGET.startswith("win") else ["-pthread", "-lm"]
+# csrc/pool.h; fegetenv is in the library of mathematics, and dlopen in one of its own.
+POOL_LIBRARIES = [] if TARGET.startswith("win") else ["-pthread", "-lm"] + ["-ldl"] * TARGET.startswith("linux")
+POOL = ["-DSDPA_POOL"], POOL_LIBRARIES
 # GCC takes the stack of Windows for aligned to whole vectors, which it is not (its bug 54412).  With this flag the
 # assembler takes moves that need no alignment.
 UNALIGNED = ["-Wa,-muse-unaligned-vector-move"]

@@ -4,11 +4,15 @@
  * There are never more workers than the largest call asked for: calls from several threads at once share them, and one
  * that finds none idle computes alone.  A caller never waits for a worker that has not begun: it takes the part back
  * and does it.  So what a call may lose to another process is what its workers have begun, and not the time until the
- * system lets them begin.  A forked child has none of these threads, and starts its own. */
+ * system lets them begin.  A forked child has none of these threads, and starts its own.
+ *
+ * Where torch has loaded an OpenMP runtime, its threads are borrowed instead (lender.h); not in a forked child, where it
+ * would wait for threads that are not there. */
 #ifndef SDPA_POOL_H
 #define SDPA_POOL_H
 
 #include "compiler.h"
+#include "lender.h"
 #include "threads.h"
 
 #include <fenv.h>
@@ -67,18 +71,19 @@ typedef struct sdpa_worker {
 
 typedef struct {
     sdpa_worker *first, *last;
-    int members; /* with the caller */
+    const sdpa_lender *lender; /* of all threads but the caller's, or NULL: they are the workers from `first` on */
+    int members;               /* with the caller */
 } sdpa_team;
 
 static struct {
     sdpa_lock lock;
     sdpa_worker *idle; /* those that worked last come first: what they need is in their caches */
-    int workers, watches_forks;
-} sdpa_pool = {SDPA_LOCK_INIT, NULL, 0, 0};
-
-static __thread int sdpa_member; /* which one of its team this thread is; the caller is 0 */
+    int workers, watches_forks, is_child;
+} sdpa_pool = {SDPA_LOCK_INIT, NULL, 0, 0, 0};
 
 static inline int sdpa_this_member(void) { return sdpa_member; }
+
+static inline void sdpa_after_fork(void) { sdpa_pool.is_child = 1; }
 
 /* Nothing pins its threads. */
 static inline int sdpa_pinned_cpus(void) { return 0; }
@@ -188,6 +193,7 @@ static void sdpa_in_child(void)
     sdpa_new_lock(&sdpa_pool.lock);
     sdpa_pool.idle = NULL;
     sdpa_pool.workers = 0;
+    sdpa_after_fork();
 }
 #endif
 
@@ -215,10 +221,12 @@ static sdpa_worker *sdpa_new_worker(void)
 static int sdpa_hire(sdpa_team *team, int threads)
 {
     team->first = team->last = NULL;
+    team->lender = NULL;
     team->members = 1;
     if (threads == 1) return 1;
     sdpa_acquire(&sdpa_pool.lock);
-    while (team->members < threads) {
+    team->lender = sdpa_pool.is_child ? NULL : sdpa_find_lender();
+    while (!team->lender && team->members < threads) {
         sdpa_worker *w = sdpa_pool.idle;
         if (w)
             sdpa_pool.idle = w->next;
@@ -233,6 +241,7 @@ static int sdpa_hire(sdpa_team *team, int threads)
     }
     if (team->last) team->last->next = NULL;
     sdpa_release(&sdpa_pool.lock);
+    if (team->lender) team->members = sdpa_possible_threads(threads);
     return team->members;
 }
 
@@ -249,6 +258,10 @@ static void sdpa_run(sdpa_team *team, sdpa_duty part, void *of)
 {
     sdpa_worker *w;
     fenv_t rounding;
+    if (team->lender) {
+        sdpa_run_on_loan(team->lender, team->members, part, of);
+        return;
+    }
     fegetenv(&rounding);
     for (w = team->first; w; w = w->next) {
         w->part = part;

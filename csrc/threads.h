@@ -4,7 +4,8 @@
  *     sdpa_hire(&team, threads)     up to so many, with the caller; says how many there are
  *     sdpa_run(&team, part, of)     part(of, 0) ... part(of, members - 1)
  *     sdpa_dismiss(&team)
- *     sdpa_this_member()            which one of the team runs this; the caller's thread is 0 */
+ *     sdpa_this_member()            which one of the team runs this; the caller's thread is 0
+ *     sdpa_after_fork()             in the child, by the thread that it began with */
 #ifndef SDPA_THREADS_H
 #define SDPA_THREADS_H
 
@@ -92,67 +93,7 @@ static inline int sdpa_pinned_cpus(void)
 }
 
 #if defined(_OPENMP) && !defined(_WIN32)
-#include <pthread.h>
-#include <sched.h>
-#include <unistd.h>
-#ifdef __linux__
-#include <sys/syscall.h>
-#endif
-
-typedef struct {
-    pthread_t thread;
-    pthread_mutex_t *gate;
-    volatile long id;
-} sdpa_trial;
-
-static void *sdpa_wait_at_gate(void *of)
-{
-    sdpa_trial *trial = (sdpa_trial *)of;
-#ifdef __linux__
-    trial->id = syscall(SYS_gettid);
-#endif
-    pthread_mutex_lock(trial->gate);
-    pthread_mutex_unlock(trial->gate);
-    return NULL;
-}
-
-/* Whoever joins a thread may come before the system has given back its place. */
-static void sdpa_wait_for_end(const sdpa_trial *trial)
-{
-    enum { MOST_LOOKS = 100000 };
-    pthread_join(trial->thread, NULL);
-#ifdef __linux__
-    for (int i = 0; i < MOST_LOOKS && syscall(SYS_tgkill, (long)getpid(), trial->id, 0) == 0; ++i) sched_yield();
-#endif
-}
-
-/* How many of `wanted` threads there can be at once beside those that there are: by trying. */
-static int sdpa_try_threads(int wanted)
-{
-    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-    sdpa_trial *trial = (sdpa_trial *)malloc((size_t)wanted * sizeof *trial);
-    int started = 0;
-    if (!trial) return 0;
-    pthread_mutex_lock(&gate);
-    for (; started < wanted; ++started) {
-        trial[started].gate = &gate;
-        if (pthread_create(&trial[started].thread, NULL, sdpa_wait_at_gate, &trial[started]) != 0) break;
-    }
-    pthread_mutex_unlock(&gate);
-    for (int i = 0; i < started; ++i) sdpa_wait_for_end(&trial[i]);
-    free(trial);
-    return started;
-}
-
-/* `threads`, or as many as the system lets a call have: OpenMP ends the process where it cannot start those it is asked
- * for.  It keeps for each thread that calls it those of its last team, so only what a larger one lacks is tried. */
-static inline int sdpa_possible_threads(int threads)
-{
-    static __thread int last_team = 1;
-    if (threads > last_team) threads = last_team + sdpa_try_threads(threads - last_team);
-    last_team = threads;
-    return threads;
-}
+#include "possible.h"
 #else
 static inline int sdpa_possible_threads(int threads) { return threads; }
 #endif
@@ -164,6 +105,8 @@ static inline int sdpa_hire(sdpa_team *team, int threads)
 }
 
 static inline void sdpa_dismiss(sdpa_team *team) { team->members = 0; }
+
+static inline void sdpa_after_fork(void) {} /* sdpa/_runtime/threads.py asks for one thread there */
 
 static inline int sdpa_this_member(void)
 {

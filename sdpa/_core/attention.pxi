@@ -129,7 +129,9 @@ cdef struct few_rows:
     char *scratch  # behind that of the task
 
 
-cdef void enter_few_rows(const attention_call *call, const sdpa_unit *unit, char *scratch, few_rows *few) noexcept nogil:
+cdef void enter_few_rows(
+    const attention_call *call, const sdpa_unit *unit, char *scratch, few_rows *few
+) noexcept nogil:
     few.call, few.unit = call, unit[0]
     few.scratch = scratch + sdpa_scratch_bytes(call.schedule, 1)
     sdpa_lay_out_scratch(call.schedule, scratch, &few.task, 1)

@@ -44,9 +44,9 @@ cdef struct backward_call:
 cdef int BACKWARD_BUNDLE = 4
 # Where threads are many the keys of a head are cut that finely: still whole tiles and vectors.
 cdef int64_t FEWEST_KEYS = 32
-# So much of the time all threads shall have work, few and many of them, by a bound that is below what comes out.  For few
-# threads a finer cut costs more than it gives: on two, one head of 512 causal keys in units of 32 took 1.4 times as long
-# as in units of 128.
+# So much of the time all threads shall have work, few and many of them, by a bound that is below what comes out.  For
+# few threads a finer cut costs more than it gives: on two, one head of 512 causal keys in units of 32 took 1.4 times as
+# long as in units of 128.
 cdef double FEW_BUSY = 0.75, MANY_BUSY = 0.9
 cdef int FEW_THREADS = 8
 # So much scratch may a thread take, in which the sums of K and V are that are not formed in the result.  Longer heads

@@ -16,6 +16,7 @@ cdef extern from "threads.h" nogil:
     int sdpa_this_member()
     bint sdpa_comes_second(int *gate)
     int sdpa_pinned_cpus()
+    void sdpa_after_fork()
 
 cdef extern from "sdpa.h" nogil:
     int SDPA_NEAR, SDPA_THIRD_LEVEL, SDPA_MEMORY

@@ -49,11 +49,13 @@ cdef int64_t LOOK_AT_CLOCK = 1 << 22, LOOK_FOR_SIGNALS = 50_000_000, SELDOM = 3,
 cdef unsigned long main_thread = 0
 
 
-def know_threads(unsigned long main):
-    """`main` is Python's main thread: signals are handled there.  Returns the CPUs among which OpenMP pins threads,
-    0 where it does not."""
+def know_threads(unsigned long main, bint forked=False):
+    """`main` is Python's main thread: signals are handled there; `forked`: this is a child that begins.  Returns the
+    CPUs among which OpenMP pins threads, 0 where it does not."""
     global main_thread
     main_thread = main
+    if forked:
+        sdpa_after_fork()
     return sdpa_pinned_cpus()
 
 

@@ -88,7 +88,7 @@ def _quota_of(folder):
 def _after_fork_in_child():
     global _orphan
     _orphan = threading.get_ident()
-    _core.know_threads(_orphan)
+    _core.know_threads(_orphan, forked=True)
 
 
 # With OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY, OpenMP pins threads, this one among them.  The affinity of this

@@ -370,6 +370,52 @@ def test_a_forked_child_has_threads_of_its_own():
     assert run_python(code) == "0"
 
 
+BORROW = """
+import ctypes
+try:
+    ctypes.CDLL("libgomp.so.1")
+except OSError:
+    print("no libgomp")
+    raise SystemExit
+"""
+
+
+def run_borrowing(code):
+    printed = run_python(BORROW + code)
+    if printed == "no libgomp":
+        pytest.skip("there is no libgomp to borrow threads from")
+    return printed
+
+
+@needs_proc
+@needs_pool
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are borrowed on Linux alone")
+def test_threads_of_a_libgomp_that_is_loaded_are_borrowed():
+    """It has others for each thread that calls it, where the pool has the same for all."""
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+print(started(2000, threads=4), started(2000, threads=4))
+with ThreadPoolExecutor(1) as other:
+    other.submit(int).result()
+    print(other.submit(started, 2000, threads=4).result())
+"""
+    assert run_borrowing(COUNT + code).split() == ["3", "0", "3"]
+
+
+@needs_fork
+@needs_pool
+def test_a_forked_child_borrows_no_threads():
+    """They would be waited for without end; also where the parent had not called before."""
+    in_both = "right(); print(in_child(right))"
+    assert run_borrowing(START + in_both) == "0"
+    used_by_others = """
+gomp = ctypes.CDLL("libgomp.so.1")
+gomp.GOMP_parallel(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda of: None), None, 3, 0)
+print(in_child(lambda: right() and right()))
+"""
+    assert run_borrowing(START + used_by_others) == "0"
+
+
 @needs_pool
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the number that means upward is that of x86-64")
 def test_all_threads_round_as_the_caller_does():
