@@ -213,6 +213,35 @@ REASONS = [
     ),
     ("mask-bool-*", "The mask is read, transposed and applied in a pass of its own, which takes 7 % of the time."),
     ("window-512-*", "Two edges of triangles for each block of queries, covered in steps of 16 keys."),
+    (
+        "window-*",
+        "A vector of 16 rows computes 144 keys where each row sees 128. Q, K, V and the result come from memory: where "
+        "they are in the second-level cache a row takes one thread 184 ns, from memory 246, of which products are 150.",
+    ),
+    (
+        "bwd-*-d32-*",
+        "The five products take two thirds of the time. Rows of queries and of the gradient of the result are "
+        "transposed, and copied, for tasks of 64 rows: a fifth; the sums of result times gradient take a tenth.",
+    ),
+    (
+        "bwd-50-*",
+        "As with 64 rows of 32 features; and 50 rows are 64 in the products.",
+    ),
+    (
+        "many-*",
+        "Queries, keys, values and results are 25 to 34 MB, more than stays in the third-level cache: at the rate of "
+        "memory 0.4 to 0.6 ms, of which the bound, which is that of arithmetic, knows nothing. Geometry and scratch of "
+        "a head take 330 cycles.",
+    ),
+    (
+        "swin-49-*",
+        "A bias for each head, read and transposed; 49 rows are 64 in the scores, and 49 keys are more than three "
+        "vectors of the bias.",
+    ),
+    (
+        "layer-[3b]2-*",
+        "Calls of 100 µs: three loops of threads, and sums over so few rows that each weight is used 20 to 40 times.",
+    ),
     ("hdim-32-*", "Beside sums over 32 features, writing scores and results weighs twice as much as with 64."),
     (
         "layer-b8-128-fp32",
