@@ -128,8 +128,9 @@ def main(arguments=None):
         parser.error("the charts need matplotlib: pip install -e '.[bench]'")
     (ROOT / CHARTS).mkdir(parents=True, exist_ok=True)
     texts = documents(measured)
+    drawn = any(path.startswith(CHARTS) for path in texts)
     for old in (ROOT / CHARTS).glob("*.svg"):
-        if f"{CHARTS}/{old.name}" not in texts:
+        if drawn and f"{CHARTS}/{old.name}" not in texts:
             old.unlink()
     for path, text in texts.items():
         (ROOT / path).write_text(text, encoding="utf-8")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from benchmarks.measure.libraries import OURS, READ, library_of
 
 BEST_KERNEL = "default"  # where none was forced
+REST = " (the rest)"  # behind a commit: all workloads that are not of a later run
 ENDED = "its process ended"  # so begins what is told of an implementation that crashed
 
 
@@ -73,7 +74,8 @@ def joined(reports):
         kept = [result for result in total.get("results", []) if result["workload"] not in report.get("bounds", {})]
         if total.get("bounds") and report.get("bounds") and report["commit"] != total["commit"]:
             kinds = sorted({name.partition("-")[0] for name in report["bounds"]})
-            report = {**report, "commit": f"{report['commit']} ({', '.join(kinds)}), {total['commit']} (the rest)"}
+            rest = total["commit"].removesuffix(REST) + REST
+            report = {**report, "commit": f"{report['commit']} ({', '.join(kinds)}), {rest}"}
         parts = {part: {**total.get(part, {}), **report.get(part, {})} for part in ("bounds", "read_bytes", "versions")}
         total = {**total, **report, **parts, "results": kept + report.get("results", [])}
     return total
