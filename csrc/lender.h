@@ -5,7 +5,9 @@
 #ifndef SDPA_LENDER_H
 #define SDPA_LENDER_H
 
-#include "threads.h"
+#include <stddef.h>
+
+typedef void (*sdpa_duty)(void *of, int part); /* as in threads.h, which needs this file */
 
 static __thread int sdpa_member; /* which one of its team this thread is; the caller is 0 */
 
