@@ -13,33 +13,35 @@ double sdpa_busy(int threads, double units, double largest, double all)
 
 static const double EVENLY = 0.9; /* of that share: more units would cost more than the threads would gain */
 
-/* The same where each key/value head is cut into `pieces`, of at most `largest` of its `of_head` tasks or vectors.  With
- * causality the last piece has twice the work of the mean, nearly; but it comes first, and two threads make up for it
- * with those that are shorter. */
-static double busy(const sdpa_schedule *s, int64_t pieces, int64_t largest, int64_t of_head)
-{
-    const sdpa_input *in = s->input;
-    const double heads = (double)(in->batches * in->kv_heads), units = heads * (double)pieces;
-    const int longer = (in->end_shift || in->begin_shift) && (s->threads > 2 || units < 8);
-    const double more = longer ? 2 - 1 / (double)pieces : 1;
-    return sdpa_busy(s->threads, units, more * (double)largest, heads * (double)of_head);
-}
-
 static int64_t up(int64_t all, int64_t each) { return (all + each - 1) / each; }
 
-/* Tasks of one key/value head: as few as its rows allow, more where the threads would otherwise run short of work. */
-static int64_t cut_into_tasks(const sdpa_schedule *s, int64_t q_len)
+/* The same where each of `heads` is cut into `pieces`, the largest of `largest` of its `of_head`.  In `uneven` heads, as
+ * causality makes them, the last piece has twice the work of the mean, nearly; but it comes first, and two threads make
+ * up for it with those that are shorter. */
+static double busy(int threads, int64_t heads, int uneven, int64_t pieces, int64_t largest, int64_t of_head)
 {
-    const int64_t vectors = vectors_per_head(s->input, q_len, s->kernel->lanes);
-    int64_t each = s->kernel->rows / s->kernel->lanes, best = up(vectors, each);
-    double most = 0;
-    for (; s->threads > 1 && most < EVENLY && each > 0; --each) {
-        const int64_t tasks = up(vectors, each);
-        const double share = busy(s, tasks, up(vectors, tasks), vectors);
-        if (share > most) most = share, best = tasks;
+    const double units = (double)(heads * pieces);
+    const double more = uneven && (threads > 2 || units < 8) ? 2 - 1 / (double)pieces : 1;
+    return sdpa_busy(threads, units, more * (double)largest, (double)(heads * of_head));
+}
+
+/* Into how many pieces each head is cut: as few as pieces of at most `most` allow, more where threads would otherwise
+ * run short of work. */
+int64_t sdpa_cut_evenly(int threads, int64_t heads, int uneven, int64_t of_head, int64_t most)
+{
+    int64_t best = up(of_head, most);
+    double share = 0;
+    for (int64_t each = most; threads > 1 && share < EVENLY && each > 0; --each) {
+        const int64_t pieces = up(of_head, each);
+        const double found = busy(threads, heads, uneven, pieces, up(of_head, pieces), of_head);
+        if (found > share) share = found, best = pieces;
     }
     return best;
 }
+
+static int64_t heads_of_all(const sdpa_input *in) { return in->batches * in->kv_heads; }
+
+static int is_uneven(const sdpa_input *in) { return in->end_shift || in->begin_shift; }
 
 /* A thread takes a bundle of tasks of one head, and takes them through each block together: the block comes from afar
  * once for all of them, and where K or V must be converted, it is converted once.  So many that this costs little, yet
@@ -50,10 +52,11 @@ static int64_t cut_into_bundles(const sdpa_schedule *s, int64_t tasks)
     enum { CACHE = 512 << 10, PER_THREAD = 4 };
     if (tasks <= 1) return tasks;
     const int64_t bytes = (in->dim + in->value_dim + 1) * s->kernel->rows * s->kernel->real_bytes;
-    const int64_t most = clip64(CACHE / bytes, 1, SDPA_MAX_BUNDLE), heads = in->batches * in->kv_heads;
+    const int64_t most = clip64(CACHE / bytes, 1, SDPA_MAX_BUNDLE), heads = heads_of_all(in);
     const int64_t wanted = s->threads == 1 ? 1 : up(PER_THREAD * s->threads, heads);
     int64_t bundles = min64(tasks, max64(up(tasks, most), wanted)), each = up(tasks, bundles);
-    while (s->threads > 1 && each > 1 && busy(s, bundles, each, tasks) < EVENLY) bundles = up(tasks, --each);
+    while (s->threads > 1 && each > 1 && busy(s->threads, heads, is_uneven(in), bundles, each, tasks) < EVENLY)
+        bundles = up(tasks, --each);
     return bundles;
 }
 
@@ -89,7 +92,8 @@ static sdpa_cut cut_head(const sdpa_schedule *s, int64_t batch)
     const int64_t q_len = queries(in, batch), rows = q_len * sdpa_group(in);
     sdpa_cut cut = {0};
     if (rows < s->fewest_rows || rows > s->most_rows || rows == 0) return cut;
-    cut.tasks = cut_into_tasks(s, q_len);
+    cut.tasks = sdpa_cut_evenly(s->threads, heads_of_all(in), is_uneven(in),
+                                vectors_per_head(in, q_len, s->kernel->lanes), s->kernel->rows / s->kernel->lanes);
     cut.bundles = cut_into_bundles(s, cut.tasks);
     cut_into_parts(s, batch, &cut);
     return cut;
@@ -132,13 +136,19 @@ static int64_t different_batches(const sdpa_schedule *s)
     return in->q_starts || (s->kernel->join && keys_differ) ? in->batches : 1;
 }
 
+/* The first batch's is kept: where batches are alike it is that of all. */
+static sdpa_cut cut_of(const sdpa_schedule *s, int64_t batch)
+{
+    return batch == 0 || different_batches(s) == 1 ? s->cut : cut_head(s, batch);
+}
+
 static amount measure(const sdpa_schedule *s)
 {
     const sdpa_input *in = s->input;
     const int64_t batches = different_batches(s), times = in->kv_heads * (batches == 1 ? in->batches : 1);
     amount all = {.alike = batches == 1};
     for (int64_t b = 0; b < batches; ++b) {
-        const sdpa_cut cut = cut_head(s, b);
+        const sdpa_cut cut = cut_of(s, b);
         if (!cut.tasks) continue;
         all.heads += times;
         all.parts += times * nodes(&cut, 0);
@@ -181,7 +191,7 @@ int64_t sdpa_count_units(sdpa_schedule *s)
     int64_t units = 0;
     for (int64_t b = 0; b < different_batches(s); ++b) {
         if (in->q_starts) s->unit_starts[b] = units;
-        const int64_t each = units_of_head(s, cut_head(s, b));
+        const int64_t each = units_of_head(s, cut_of(s, b));
         units += in->kv_heads * each;
         s->most_units = max64(s->most_units, each);
     }
@@ -195,40 +205,39 @@ int sdpa_largest_bundle(const sdpa_schedule *s)
     int64_t largest = 1;
     if (in->kv_heads == 0) return 1;
     for (int64_t b = 0; b < (in->q_starts ? in->batches : min64(in->batches, 1)); ++b) {
-        const sdpa_cut cut = cut_head(s, b);
-        if (cut.bundles) largest = max64(largest, (cut.tasks + cut.bundles - 1) / cut.bundles);
+        const sdpa_cut cut = cut_of(s, b);
+        if (cut.bundles) largest = max64(largest, up(cut.tasks, cut.bundles));
     }
     return (int)largest;
 }
 
-/* Units are numbered head by head, so that its keys stay in the cache. */
+/* The last sequence that starts at or before a unit and is not empty. */
+static int64_t find_sequence(const sdpa_schedule *s, int64_t unit)
+{
+    int64_t begin = 0, end = s->input->batches;
+    while (end - begin > 1) {
+        const int64_t middle = (begin + end) / 2;
+        if (s->unit_starts[middle] <= unit)
+            begin = middle;
+        else
+            end = middle;
+    }
+    return begin;
+}
+
+/* Units are numbered head by head, so that its keys stay in the cache.  Where batches are elements of an axis, all have
+ * as many units as that which has most. */
 sdpa_unit sdpa_find_unit(const sdpa_schedule *s, int64_t unit)
 {
     const sdpa_input *in = s->input;
-    const int64_t number = unit;
-    sdpa_unit found = {0};
-    if (in->q_starts) { /* the last sequence that starts at or before it and is not empty */
-        int64_t end = in->batches;
-        while (end - found.batch > 1) {
-            const int64_t middle = (found.batch + end) / 2;
-            if (s->unit_starts[middle] <= unit)
-                found.batch = middle;
-            else
-                end = middle;
-        }
-        unit -= s->unit_starts[found.batch];
-    }
-    if (in->q_starts) found.cut = cut_head(s, found.batch);
-    /* Where batches are elements of an axis, all have as many units as that which has most. */
-    const int64_t per_head = in->q_starts ? units_of_head(s, found.cut) : s->most_units, head = unit / per_head;
-    found.index = unit % per_head;
-    found.kv_head = head % in->kv_heads;
-    if (!in->q_starts) {
-        found.batch = head / in->kv_heads;
-        found.cut = different_batches(s) > 1 ? cut_head(s, found.batch) : s->cut;
-    }
-    found.first = number - found.index;
-    if (s->split) found.index += found.cut.parts.begin >> s->level;
+    const int64_t of_batch = in->kv_heads * s->most_units;
+    sdpa_unit found = {.batch = in->q_starts ? find_sequence(s, unit) : unit / of_batch};
+    const int64_t first = in->q_starts ? s->unit_starts[found.batch] : found.batch * of_batch;
+    found.cut = cut_of(s, found.batch);
+    const int64_t per_head = in->q_starts ? units_of_head(s, found.cut) : s->most_units;
+    found.kv_head = (unit - first) / per_head;
+    found.first = first + found.kv_head * per_head;
+    found.index = unit - found.first + (s->split ? found.cut.parts.begin >> s->level : 0);
     return found;
 }
 
@@ -240,12 +249,14 @@ sdpa_span sdpa_node_keys(const sdpa_cut *cut, int level, int64_t node, sdpa_span
     return (sdpa_span){max64(seen.begin, node * keys), last ? seen.end : min64(seen.end, (node + 1) * keys)};
 }
 
-/* A head as gradients take it.  Its tasks depend on nothing but its rows: those of key and value are sums over them. */
-sdpa_unit sdpa_backward_head(const sdpa_schedule *s, int64_t head)
+/* A head as gradients take it.  Its tasks depend on nothing but its rows: those of key and value are sums over them.
+ * Where it is cut by rows, each is cut into `finer`, of whole vectors. */
+sdpa_unit sdpa_backward_head(const sdpa_schedule *s, int64_t head, int64_t finer)
 {
     const sdpa_input *in = s->input;
     sdpa_unit unit = {.batch = head / in->kv_heads, .kv_head = head % in->kv_heads};
-    const int64_t rows = queries(in, unit.batch) * sdpa_group(in);
-    unit.cut.tasks = (rows + s->kernel->rows - 1) / s->kernel->rows;
+    const int64_t q_len = queries(in, unit.batch);
+    unit.cut.tasks = min64(finer * up(q_len * sdpa_group(in), s->kernel->rows),
+                           vectors_per_head(in, q_len, s->kernel->lanes));
     return unit;
 }

@@ -18,8 +18,8 @@ cdef struct stretch:
 cdef struct backward_plan:
     int64_t whole, heads  # heads that are taken whole; all
     # Of a head that is cut: units of its rows and of its keys.  No row's gradient depends on others, so that its tasks
-    # may be smaller there.
-    int64_t row_units, key_units, row_tasks, most_tasks
+    # may be finer there.
+    int64_t row_units, key_units, tasks, finer
     int64_t unit_tasks, unit_keys
     int bundle
 
@@ -143,29 +143,27 @@ cdef backward_plan cut_backward(const sdpa_backward_input *b, const sdpa_kernel 
     left = max(1, plan.heads - plan.whole)
     parts = (4 * threads + left - 1) // left  # of a head, so that threads end together
     plan.unit_tasks = max(BACKWARD_BUNDLE, (tasks + parts - 1) // parts)
-    plan.row_tasks = plan.most_tasks = tasks
+    plan.tasks, plan.finer = tasks, 1
     plan.unit_keys = max(1, min((blocks + parts - 1) // parts, MOST_PART_SUMS // (row_bytes * kernel.block_keys)))
     plan.unit_keys *= kernel.block_keys
     count_stretches(p, &plan)
-    while plan.whole < plan.heads and threads > 1 and cut_finer(p, kernel, tasks, threads, &plan):
+    while plan.whole < plan.heads and threads > 1 and cut_finer(p, kernel, threads, &plan):
         count_stretches(p, &plan)
     return plan
 
 
 cdef void count_stretches(const sdpa_input *p, backward_plan *plan) noexcept:
-    plan.row_units = (plan.row_tasks + plan.unit_tasks - 1) // plan.unit_tasks
+    plan.row_units = (plan.tasks * plan.finer + plan.unit_tasks - 1) // plan.unit_tasks
     plan.key_units = (p.kv_len + plan.unit_keys - 1) // plan.unit_keys
 
 
-cdef bint cut_finer(
-    const sdpa_input *p, const sdpa_kernel *kernel, int64_t tasks, int threads, backward_plan *plan
-) noexcept:
+cdef bint cut_finer(const sdpa_input *p, const sdpa_kernel *kernel, int threads, backward_plan *plan) noexcept:
     """Halves the larger of both kinds of units, if threads would wait for the last ones otherwise."""
     cdef int64_t left = plan.heads - plan.whole
-    cdef double of_rows = 3.0 * plan.unit_tasks * tasks / plan.row_tasks * p.kv_len  # products of keys and tasks
-    cdef double of_keys = 4.0 * min(plan.unit_keys, p.kv_len) * tasks
-    cdef double all = 7.0 * left * tasks * p.kv_len
-    cdef bint rows_go = plan.unit_tasks > 1 or plan.row_tasks < tasks * (kernel.rows // kernel.lanes)
+    cdef double of_rows = 3.0 * plan.unit_tasks / plan.finer * p.kv_len  # products of keys and tasks
+    cdef double of_keys = 4.0 * min(plan.unit_keys, p.kv_len) * plan.tasks
+    cdef double all = 7.0 * left * plan.tasks * p.kv_len
+    cdef bint rows_go = plan.unit_tasks > 1 or plan.finer < kernel.rows // kernel.lanes
     cdef bint keys_go = plan.unit_keys > FEWEST_KEYS
     if p.begin_shift != NULL or p.end_shift != NULL:
         all /= 2  # as with causality, where the longest are as long as without
@@ -176,7 +174,7 @@ cdef bint cut_finer(
         if plan.unit_tasks > 1:
             plan.unit_tasks = (plan.unit_tasks + 1) // 2
         else:
-            plan.row_tasks *= 2
+            plan.finer *= 2
     elif keys_go:
         plan.unit_keys //= 2
         if plan.unit_keys > kernel.block_keys:
@@ -189,14 +187,6 @@ cdef int64_t sum_keys(const sdpa_input *p, const backward_plan *plan) noexcept n
     return p.kv_len if plan.whole else min(p.kv_len, plan.unit_keys)
 
 
-cdef int64_t vectors_of(const sdpa_schedule *s, const sdpa_unit *head) noexcept nogil:
-    cdef const sdpa_input *p = s.input
-    cdef int64_t rows = p.q_len
-    if p.q_starts != NULL:
-        rows = p.q_starts[head.batch + 1] - p.q_starts[head.batch]
-    return (rows * sdpa_group(p) + s.kernel.lanes - 1) // s.kernel.lanes
-
-
 cdef stretch find_stretch(const sdpa_schedule *s, const backward_plan *plan, int64_t unit) noexcept nogil:
     cdef const sdpa_input *p = s.input
     cdef stretch work
@@ -205,9 +195,8 @@ cdef stretch find_stretch(const sdpa_schedule *s, const backward_plan *plan, int
     if of_keys:  # those of rows come first, for they last longer
         part -= of_rows
     cdef int64_t each = plan.key_units if of_keys else plan.row_units
-    work.head = sdpa_backward_head(s, plan.whole + part // each if cut else unit)
-    if cut and not of_keys and work.head.cut.tasks:
-        work.head.cut.tasks = min(work.head.cut.tasks * (plan.row_tasks // plan.most_tasks), vectors_of(s, &work.head))
+    work.head = sdpa_backward_head(
+        s, plan.whole + part // each if cut else unit, plan.finer if cut and not of_keys else 1)
     work.first, work.end = 0, work.head.cut.tasks
     work.keys.begin, work.keys.end = 0, p.kv_lengths[work.head.batch] if p.q_starts != NULL else p.kv_len
     work.queries = work.sums = True
@@ -292,7 +281,7 @@ cdef void differentiate_bias(const void *of, int64_t unit, char *scratch) noexce
     while batch < p.batches:
         kv_head = first_head
         while kv_head < p.kv_heads:
-            head = sdpa_backward_head(s, batch * p.kv_heads + kv_head)
+            head = sdpa_backward_head(s, batch * p.kv_heads + kv_head, 1)
             keys.begin, keys.end = 0 if plan.by_task else part * plan.unit_keys, p.kv_len
             keys.end = min(keys.end, keys.begin + plan.unit_keys)
             index = part if plan.by_task else 0

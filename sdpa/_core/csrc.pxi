@@ -161,13 +161,14 @@ cdef extern from "sdpa.h" nogil:
     int sdpa_cpu_runs(const char *isa)
 
     double sdpa_busy(int threads, double units, double largest, double all)
+    int64_t sdpa_cut_evenly(int threads, int64_t heads, int uneven, int64_t of_head, int64_t most)
     int64_t sdpa_count_units(sdpa_schedule *)
     int sdpa_largest_bundle(const sdpa_schedule *)
     sdpa_unit sdpa_find_unit(const sdpa_schedule *, int64_t unit)
     bint sdpa_has_node(const sdpa_cut *, int level, int64_t node)
     int sdpa_height(const sdpa_cut *)
     sdpa_span sdpa_node_keys(const sdpa_cut *, int level, int64_t node, sdpa_span seen)
-    sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head)
+    sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head, int64_t finer)
 
     void sdpa_enter_task(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *)
     void sdpa_look_ahead(const sdpa_schedule *, const sdpa_unit *, int64_t index, sdpa_rows *) nogil

@@ -12,8 +12,6 @@ cdef int64_t LINEAR_TILES = 22, LINEAR_FEWEST = 4
 cdef int64_t LINEAR_ROWS = 3 << 18
 # Below this many multiply-adds, with those of LINEAR_READING rows for reading the weights, one thread does the work.
 cdef double LINEAR_SMALL = 1 << 20, LINEAR_READING = 8
-# So much of the time all threads shall have work; more and smaller blocks would read the weights more often.
-cdef double LINEAR_BUSY = 0.9
 
 
 cdef const sdpa_kernel *linear_kernel(Kernel kernel, int dtype) noexcept:
@@ -219,24 +217,17 @@ cdef sdpa_array rows_of_all(cnp.ndarray array) except *:
 
 cdef int64_t cut_rows(sdpa_linear *l, const sdpa_kernel *table, int64_t panels, int threads) noexcept:
     """The number of blocks, as equal as whole tiles allow: by their number threads share them.  More where the panels
-    alone would leave threads without work."""
+    alone would leave threads without work, but no more than that: each reads the weights once."""
     cdef int64_t tile = table.linear_tile, row_bytes = max(<int64_t>1, l.ins * table.real_bytes // table.step)
     cdef int64_t most = max(LINEAR_FEWEST, min(LINEAR_TILES, LINEAR_ROWS // (tile * row_bytes)))
-    cdef int64_t blocks = (l.rows + most * tile - 1) // (most * tile)
-    cdef int64_t all_tiles = (l.rows + tile - 1) // tile, tiles, best
-    cdef double share = 0, found
-    if blocks == 0:
-        l.block_rows = 0
+    cdef int64_t tiles = (l.rows + tile - 1) // tile, blocks
+    l.block_rows = 0
+    if l.rows == 0:
         return 0
-    best = tiles = (all_tiles + blocks - 1) // blocks
-    while threads > 1 and share < LINEAR_BUSY and tiles:
-        blocks = (all_tiles + tiles - 1) // tiles
-        found = sdpa_busy(threads, blocks * panels, tiles, all_tiles * panels)
-        if found > share:
-            best, share = tiles, found
-        tiles -= 1
-    l.block_rows = <int>(best * tile)
-    return (all_tiles + best - 1) // best
+    blocks = sdpa_cut_evenly(threads, panels, 0, tiles, min(most, tiles))
+    tiles = (tiles + blocks - 1) // blocks
+    l.block_rows = <int>(tiles * tile)
+    return (l.rows + l.block_rows - 1) // l.block_rows
 
 
 cdef double weigh_linear(const void *of, int64_t unit) noexcept nogil:
