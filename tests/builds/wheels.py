@@ -29,7 +29,7 @@ OLDEST_NUMPY = {"3.10": "1.25.0", "3.11": "1.25.0", "3.12": "1.26.0", "3.13": "2
 LARGEST = 2 << 20
 # What a wheel may need: the C library, and Python on Windows.  glibc's parts were libraries of their own.
 ALLOWED = {
-    "manylinux": r"lib(c|m|pthread|dl|rt)\.so\.6|libpthread\.so\.0|ld-linux-(x86-64|aarch64)\.so\.[12]",
+    "manylinux": r"lib(c|m)\.so\.6|libpthread\.so\.0|libdl\.so\.2|librt\.so\.1|ld-linux-(x86-64|aarch64)\.so\.[12]",
     "musllinux": r"libc\.musl-(x86_64|aarch64)\.so\.1",
     "macosx": r"/usr/lib/libSystem\.B\.dylib",
     "win": r"(python3\d+|KERNEL32|ntdll|api-ms-win-crt-\w+-l1-1-0)\.dll",
