@@ -20,13 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 CHARTS = "docs/charts"
 
 
-def documents(measured, root=ROOT):
+def documents(measured):
     """{path: text} of all that shows these numbers."""
     if measured["kernel"] != rows.BEST_KERNEL:
-        return documents_of_kernel(measured, rows.read([root / "docs/speed.json"]))
+        return documents_of_kernel(measured, rows.read([ROOT / "docs/speed.json"]))
 
     def current(path):
-        return (root / path).read_text(encoding="utf-8")
+        return (ROOT / path).read_text(encoding="utf-8")
 
     run = {name: value for name, value in measured.items() if name != "sweeps"}
     charts = {f"{CHARTS}/{name}.svg": drawn(figure, measured) for name, figure in figures_of(measured).items()}

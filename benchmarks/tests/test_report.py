@@ -182,6 +182,8 @@ def test_files_are_joined(measured, tmp_path):
     assert (first.name, first.share, first.best) == ("bert-fp32", 1.0, None)
     assert both["commit"] == "def (bert), abc1234 (the rest)"
     assert len(others) == 3 and both["sweeps"] == measured["sweeps"]
+    last = {**later, "bounds": {"vit-197-fp32": 5e-4}, "results": [], "commit": "0123"}
+    assert rows.joined([both, last])["commit"] == "0123 (vit), def (bert), abc1234 (the rest)"
 
 
 def test_what_was_measured_on_nothing_of_ours(measured):
@@ -387,12 +389,19 @@ def test_the_page_without_matplotlib(measured, monkeypatch):
     assert "<svg" not in text and "pip install" in text and "1.86 × as fast" in text
 
 
-def test_what_is_published(measured, tmp_path):
-    pytest.importorskip("matplotlib")
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """A folder with the documents that numbers are put into."""
     (tmp_path / "benchmarks").mkdir()
     for name in ("README.md", "benchmarks/README.md"):
         (tmp_path / name).write_text(f"before\n{chart.BEGIN}\nold\n{chart.END}\nafter\n", encoding="utf-8")
-    documents = publish.documents(measured, tmp_path)
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_what_is_published(measured, published):
+    pytest.importorskip("matplotlib")
+    documents = publish.documents(measured)
     expected = ["README.md", "docs/speed.svg", "docs/speed.json", "docs/sweeps.json"]
     expected += [*(f"docs/charts/{name}.svg" for name in CHARTS), "docs/speed.html"]
     assert list(documents) == [*expected, "benchmarks/results.md", "benchmarks/README.md"]
@@ -410,18 +419,29 @@ def test_what_is_published(measured, tmp_path):
             assert xml.etree.ElementTree.fromstring(text).tag.endswith("svg")
     # What is stored gives the same documents again.
     stored = [json.loads(documents[name]) for name in ("docs/speed.json", "docs/sweeps.json")]
-    assert publish.documents(rows.joined(stored), tmp_path) == documents
+    assert publish.documents(rows.joined(stored)) == documents
 
 
-def test_a_forced_kernel_has_results_of_its_own(measured, tmp_path):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/speed.json").write_text(chart.one_result_a_line(measured), encoding="utf-8")
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_forced_kernel_has_results_of_its_own(measured, published):
+    pytest.importorskip("matplotlib")
+    run, forced_run = published / "run.json", published / "forced.json"
+    run.write_text(json.dumps(measured), encoding="utf-8")
+    publish.main([str(run)])
     slower = [result | {"minimum": 2 * result["minimum"]} for result in measured["results"] if "minimum" in result]
     forced = {name: value for name, value in measured.items() if name != "sweeps"}
     forced |= {"kernel": "avx2", "results": slower}
-    documents = publish.documents(forced, tmp_path)
-    assert list(documents) == ["docs/speed-avx2.json", "benchmarks/results-avx2.md"]
-    text = documents["benchmarks/results-avx2.md"]
+    forced_run.write_text(json.dumps(forced), encoding="utf-8")
+    before = contents(published)
+    assert f"{publish.CHARTS}/{CHARTS[0]}.svg" in before
+    publish.main([str(forced_run)])
+    after = contents(published)
+    assert {name: after.get(name) for name in before} == before
+    assert after.keys() - before.keys() == {"docs/speed-avx2.json", "benchmarks/results-avx2.md"}
+    text = after["benchmarks/results-avx2.md"].decode()
     assert "| bert-fp32 | 0.40 | 0.80 | 0.50 |" in text
     assert "| geometric mean |  |  | 0.50 |" in text
 
