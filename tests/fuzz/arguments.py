@@ -35,15 +35,19 @@ OPTIONS = dict(
     sinks=None, alibi_slopes=None, threads=None,
 )  # fmt: skip
 RESULTS = dict(return_lse=False, out=None)
+CACHE = dict(batch=2, kv_heads=2, head_dim=4, value_dim=3, dtype=float32, capacity=None, keep=0)
+CACHE_OPTIONS = {name: value for name, value in OPTIONS.items() if name != "kv_lengths"}  # it knows its lengths
+PAGES = dict(pages=9, page_size=3, kv_heads=2, head_dim=4, value_dim=3, dtype=float32)
 LAYER = dict(embed_dim=8, num_heads=2, in_proj_weight=normal(24, 8), out_proj_weight=normal(8, 8))
 
 
+def taken(given, names):
+    """Those that make the object; what is left are the options of its call, each of them an argument here."""
+    return {name: given.pop(name) for name in names if name in given}
+
+
 def of_layer(x, context=None, **given):
-    made = {
-        name: given.pop(name)
-        for name in (*LAYER, "kv_heads", "rotary", "qk_norm", "pre_norm", "bias_k")
-        if name in given
-    }
+    made = taken(given, (*LAYER, "kv_heads", "rotary", "qk_norm", "pre_norm", "bias_k"))
     return sdpa.MultiHeadAttention(**made)(x, context, **given)
 
 
@@ -55,19 +59,19 @@ def of_feed_forward(x, residual, up_weight, down_weight, **given):
     return sdpa.FeedForward(up_weight, down_weight, **given)(x, residual=residual)
 
 
-def of_cache(key, value, query, lengths, n, options, **made):
-    cache = sdpa.KVCache(**made)
+def of_cache(key, value, query, lengths, n, **given):
+    cache = sdpa.KVCache(**taken(given, ("window", "group", *CACHE)))
     cache.append(key, value, lengths)
     cache.fork().truncate(n)
-    return cache.attend(query, **options)
+    return cache.attend(query, **given)
 
 
-def of_pages(key, value, query, tokens, n, cu_seqlens, options, sequences=None, **made):
-    cache = sdpa.PagedKVCache(**made)
+def of_pages(key, value, query, tokens, n, cu_seqlens, sequences=None, **given):
+    cache = sdpa.PagedKVCache(**taken(given, PAGES))
     first = [cache.allocate(tokens), cache.allocate()]
     cache.append(first if sequences is None else sequences, key, value, cu_seqlens)
     cache.truncate(cache.fork(first[0]), n)
-    return cache.attend(query, first if sequences is None else sequences, **options)
+    return cache.attend(query, first if sequences is None else sequences, **given)
 
 
 @functools.cache
@@ -135,13 +139,12 @@ CALLS = {
         x=normal(2, 5, 8), context=None, kv_heads=2, rotary=None, qk_norm=None, pre_norm=None, bias_k=None,
         positions=None, residual=None, return_weights=False, cache=None, sequences=None, cu_seqlens=None,
     ),
-    of_cache: dict(
-        batch=2, kv_heads=2, head_dim=4, value_dim=3, dtype=float32, capacity=None, window=None, keep=0, group=32,
-        key=normal(2, 2, 5, 4), value=normal(2, 2, 5, 3), query=ARRAYS["query"], lengths=None, n=3, options={},
+    of_cache: CACHE | CACHE_OPTIONS | RESULTS | dict(
+        group=32, key=normal(2, 2, 5, 4), value=normal(2, 2, 5, 3), query=ARRAYS["query"], lengths=None, n=3,
     ),
-    of_pages: dict(
-        pages=9, page_size=3, kv_heads=2, head_dim=4, value_dim=3, dtype=float32, key=normal(2, 2, 4),
-        value=normal(2, 2, 3), query=normal(2, 4, 4), tokens=2, n=1, cu_seqlens=None, options={}, sequences=None,
+    of_pages: PAGES | OPTIONS | RESULTS | dict(
+        key=normal(2, 2, 4), value=normal(2, 2, 3), query=normal(2, 4, 4), tokens=2, n=1, cu_seqlens=None,
+        sequences=None,
     ),
     of_encoder: dict(ids=[[2, 3, 4], [5, 6, 7]], lengths=None, mask=None, token_types=None),
     of_decoder: dict(

@@ -12,18 +12,31 @@ from support.ranks import holds, on_ranks
 
 from sdpa import distributed
 
-from .arguments import ANY, ARRAYS, ERRORS, LSE, OPTIONS, OUT, PACKED, PACKED_LSE, PACKED_OUT, RESULTS
+from .arguments import (
+    ANY,
+    ARRAYS,
+    CACHE,
+    CACHE_OPTIONS,
+    ERRORS,
+    LSE,
+    OPTIONS,
+    OUT,
+    PACKED,
+    PACKED_LSE,
+    PACKED_OUT,
+    RESULTS,
+    taken,
+)  # fmt: skip
 
 HOW = dict(layout="contiguous")
 SPLIT = HOW | dict(split="sequence")
-SIZES = dict(batch=2, kv_heads=2, head_dim=4, value_dim=3, dtype=np.float32, capacity=None, window=None, keep=0)
 
 
-def of_cache(comm, key, value, query, lengths, n, options, **made):
-    cache = distributed.KVCache(comm, **made)
+def of_cache(comm, key, value, query, lengths, n, **given):
+    cache = distributed.KVCache(comm, **taken(given, ("window", *CACHE)))
     cache.append(key, value, lengths)
     cache.fork().truncate(n)
-    return cache.attend(query, **options)
+    return cache.attend(query, **given)
 
 
 CALLS = {
@@ -41,9 +54,9 @@ CALLS = {
     "scatter": (distributed.scatter, HOW | dict(array=OUT, axis=-2, root=0)),
     "KVCache": (
         of_cache,
-        SIZES | dict(
+        CACHE | CACHE_OPTIONS | RESULTS | dict(
             key=np.ones((2, 2, 5, 4), np.float32), value=np.ones((2, 2, 5, 3), np.float32), query=ARRAYS["query"],
-            lengths=None, n=3, options={},
+            lengths=None, n=3,
         ),
     ),
 }  # fmt: skip
