@@ -133,9 +133,10 @@ class KVCache:
         """
         if lengths is None and self._store.append_few(key, value):
             return
+        key, value = self._new_arrays(key, value)  # before anything is allocated that has the size of the batch
         before, floors = self._store.state()
-        key, value, added = self._new_tokens(key, value, lengths, before)
         count = key.shape[2]
+        added = self._added(count, lengths, before)
         ragged = not (added == count).all()
         if ragged:
             key, value = without_padding(key, added), without_padding(value, added)
@@ -313,18 +314,22 @@ class KVCache:
 
     # -------------------------------------------------------------------------------------------------------- checks
 
-    def _new_tokens(self, key, value, lengths, before):
-        """Keys and values to be appended to batches of `before` tokens, with four axes; and how many for each batch."""
+    def _new_arrays(self, key, value):
+        """Keys and values to be appended, with four axes."""
         key, value = self._new_rows("key", key, self.head_dim), self._new_rows("value", value, self.value_dim)
         count = key.shape[2]
         if value.shape[2] != count:
             raise ValueError(f"key has {count} new tokens and value {value.shape[2]}: they must be as many")
+        return key, value
+
+    def _added(self, count, lengths, before):
+        """How many of `count` tokens are appended to each batch, which has `before` tokens."""
         added = np.full(self.batch, count) if lengths is None else self._new_lengths(lengths, count)
         if self.capacity is not None and (before + added).max() > self.capacity:
             raise ValueError(
                 f"capacity is {self.capacity} and lengths are {_said(before)}: {_said(added)} more cannot be appended"
             )
-        return key, value, added
+        return added
 
     def _new_rows(self, name, given, dim):
         """`given` with four axes."""

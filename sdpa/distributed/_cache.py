@@ -252,7 +252,8 @@ class KVCache:
     # -------------------------------------------------------------------------------------------------------- checks
 
     def _tokens(self, key, value, lengths):
-        key, value, added = self._whole._new_tokens(key, value, lengths, self._lengths)
+        key, value = self._whole._new_arrays(key, value)
+        added = self._whole._added(key.shape[2], lengths, self._lengths)
         return Tokens(key, value, self._lengths, added, self._alike and lengths is None)
 
 

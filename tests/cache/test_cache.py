@@ -1028,6 +1028,12 @@ def test_what_cannot_be_appended(options, key, value, lengths, error, match):
     assert_unchanged(cache, before)
 
 
+def test_arrays_are_checked_before_memory_is_taken():
+    cache = sdpa.KVCache(2**39, G, D)  # 4 TB of lengths
+    with pytest.raises(ValueError, match=f"key has shape .* it must be \\({2**39}, {G}, new tokens, {D}\\)"):
+        cache.append(K, V)
+
+
 @pytest.mark.parametrize("window", [None, 3])
 def test_capacity_is_a_limit(window):
     cache = filled(8, capacity=10, window=window)
