@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from support.accuracy import eps
+from support.accuracy import unit_of
 from support.draw import HALF, WIDE, float16, float32, float64, inf, nan
 from support.kernels import on_kernels
 
@@ -32,7 +32,7 @@ def assert_as_exact(y, expected, dtype, roundings=8, summed=None):
     assert y.dtype == dtype and y.shape == expected.shape
     largest = np.abs(expected if summed is None else summed).max(axis=-1, keepdims=True, initial=0)
     error = np.abs(y.astype(float64) - expected)
-    assert (error <= eps(dtype) * np.abs(expected) + roundings * float(np.finfo(wide).eps) * largest).all()
+    assert (error <= unit_of(expected, dtype) + roundings * float(np.finfo(wide).eps) * largest).all()
 
 
 @on_kernels(WIDE, HALF)

@@ -13,11 +13,15 @@ def eps(dtype):
     return float(ml_dtypes.finfo(dtype).eps)
 
 
+def unit_of(numbers, dtype):
+    """One rounding of each: what is denormal is rounded as the smallest normal number is."""
+    return eps(dtype) * np.maximum(np.abs(numbers), float(ml_dtypes.finfo(dtype).tiny))
+
+
 def units(actual, exact, scale, dtype):
     """Largest error in roundings of `scale`, which is what the same weights give for |value|: the size of what was
     summed, element by element."""
-    unit = eps(dtype) * np.maximum(scale, float(ml_dtypes.finfo(dtype).tiny))
-    return float((np.abs(actual - exact) / unit).max(initial=0))
+    return float((np.abs(actual - exact) / unit_of(scale, dtype)).max(initial=0))
 
 
 def arithmetic(dtype):
