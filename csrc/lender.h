@@ -66,20 +66,24 @@ static void sdpa_work_on_loan(void *of)
     fesetenv(&own);
 }
 
-static void sdpa_run_on_loan(const sdpa_lender *lender, int members, sdpa_duty part, void *of)
+static void sdpa_run_on_loan(const sdpa_lender *lender, int size, int members, sdpa_duty part, void *of)
 {
     sdpa_loan loan = {.lender = lender, .part = part, .of = of, .members = members};
     fegetenv(&loan.rounding);
-    lender->run(sdpa_work_on_loan, &loan, (unsigned)members, 0);
+    lender->run(sdpa_work_on_loan, &loan, (unsigned)size, 0);
 }
 
 #else
 typedef void sdpa_lender;
 static const sdpa_lender *sdpa_find_lender(void) { return NULL; }
-static int sdpa_possible_threads(int threads) { return threads; }
-static void sdpa_run_on_loan(const sdpa_lender *lender, int members, sdpa_duty part, void *of)
+static int sdpa_team_size(int threads, int least, int most)
 {
-    (void)lender, (void)members, (void)part, (void)of;
+    (void)least, (void)most;
+    return threads;
+}
+static void sdpa_run_on_loan(const sdpa_lender *lender, int size, int members, sdpa_duty part, void *of)
+{
+    (void)lender, (void)size, (void)members, (void)part, (void)of;
 }
 #endif
 

@@ -73,6 +73,7 @@ typedef struct {
     sdpa_worker *first, *last;
     const sdpa_lender *lender; /* of all threads but the caller's, or NULL: they are the workers from `first` on */
     int members;               /* with the caller */
+    int size;                  /* of the lender's team */
 } sdpa_team;
 
 static struct {
@@ -84,6 +85,8 @@ static struct {
 static inline int sdpa_this_member(void) { return sdpa_member; }
 
 static inline void sdpa_after_fork(void) { sdpa_pool.is_child = 1; }
+
+static inline int64_t sdpa_awake_ns(void) { return SDPA_SPIN; }
 
 /* Nothing pins its threads. */
 static inline int sdpa_pinned_cpus(void) { return 0; }
@@ -218,11 +221,11 @@ static sdpa_worker *sdpa_new_worker(void)
 }
 
 /* Returns the members, the caller included, which may be fewer than `threads`. */
-static int sdpa_hire(sdpa_team *team, int threads)
+static int sdpa_hire(sdpa_team *team, int threads, int least, int most)
 {
     team->first = team->last = NULL;
     team->lender = NULL;
-    team->members = 1;
+    team->members = team->size = 1;
     if (threads == 1) return 1;
     sdpa_acquire(&sdpa_pool.lock);
     team->lender = sdpa_pool.is_child ? NULL : sdpa_find_lender();
@@ -241,7 +244,10 @@ static int sdpa_hire(sdpa_team *team, int threads)
     }
     if (team->last) team->last->next = NULL;
     sdpa_release(&sdpa_pool.lock);
-    if (team->lender) team->members = sdpa_possible_threads(threads);
+    if (team->lender) {
+        team->size = sdpa_team_size(threads, least, most);
+        team->members = threads < team->size ? threads : team->size;
+    }
     return team->members;
 }
 
@@ -259,7 +265,7 @@ static void sdpa_run(sdpa_team *team, sdpa_duty part, void *of)
     sdpa_worker *w;
     fenv_t rounding;
     if (team->lender) {
-        sdpa_run_on_loan(team->lender, team->members, part, of);
+        sdpa_run_on_loan(team->lender, team->size, team->members, part, of);
         return;
     }
     fegetenv(&rounding);

@@ -1,5 +1,4 @@
-/* How many threads an OpenMP runtime can be asked for: it ends the process where it cannot start one.  Part of
- * threads.h and lender.h; POSIX. */
+/* How many threads an OpenMP runtime is asked for.  Part of threads.h and lender.h; POSIX. */
 #ifndef SDPA_POSSIBLE_H
 #define SDPA_POSSIBLE_H
 
@@ -56,14 +55,18 @@ static int sdpa_try_threads(int wanted)
     return started;
 }
 
-/* `threads`, or as many as the system lets a call have: OpenMP ends the process where it cannot start those it is asked
- * for.  It keeps for each thread that calls it those of its last team, so only what a larger one lacks is tried. */
-static inline int sdpa_possible_threads(int threads)
+/* A team for `threads` threads, or for as many as the system lets a call have: OpenMP ends the process where it cannot
+ * start those it is asked for.  It keeps for each thread that calls it those of its last team, so only what a larger one
+ * lacks is tried.  From a smaller team threads would end, and the next large one would start them again, 25 us each: so
+ * it stays as it was, from `least` to `most`, and some of it have no work. */
+static inline int sdpa_team_size(int threads, int least, int most)
 {
     static __thread int last_team = 1;
-    if (threads > last_team) threads = last_team + sdpa_try_threads(threads - last_team);
-    last_team = threads;
-    return threads;
+    int size = last_team < most ? last_team : most;
+    if (size < least) size = least;
+    if (size < threads) size = threads;
+    if (size > last_team) size = last_team + sdpa_try_threads(size - last_team);
+    return last_team = size;
 }
 
 #endif

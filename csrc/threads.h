@@ -1,7 +1,9 @@
 /* The threads of a call, by OpenMP, by a pool of our own, or none: what sdpa/_core/threads.pxi needs of the system, and
  * Cython cannot say; part of _core.c alone.
  *
- *     sdpa_hire(&team, threads)     up to so many, with the caller; says how many there are
+ *     sdpa_hire(&team, threads, least, most)
+ *                                   up to so many, with the caller; says how many there are.  Where teams cannot change
+ *                                   without starting threads, it may have others beside them, from `least` to `most`
  *     sdpa_run(&team, part, of)     part(of, 0) ... part(of, members - 1)
  *     sdpa_dismiss(&team)
  *     sdpa_this_member()            which one of the team runs this; the caller's thread is 0
@@ -80,6 +82,7 @@ static inline int64_t sdpa_claim(int64_t *next, int64_t end, int64_t chunk, int 
 
 typedef struct {
     int members; /* with the caller */
+    int size;    /* with those that have no work */
 } sdpa_team;
 
 /* CPUs that OpenMP was allowed to use, where it pins threads to them: the affinity of a thread is then one CPU, which
@@ -92,16 +95,27 @@ static inline int sdpa_pinned_cpus(void)
     return 0;
 }
 
+/* For so long after a call threads stay awake: with libgomp for 2 ms at least, if the program does not forbid it. */
+static inline int64_t sdpa_awake_ns(void)
+{
+    const char *policy = getenv("OMP_WAIT_POLICY");
+    return policy && (*policy == 'p' || *policy == 'P') ? 0 : 1000000; /* "passive" */
+}
+
 #if defined(_OPENMP) && !defined(_WIN32)
 #include "possible.h"
 #else
-static inline int sdpa_possible_threads(int threads) { return threads; }
+static inline int sdpa_team_size(int threads, int least, int most)
+{
+    (void)least, (void)most;
+    return threads;
+}
 #endif
 
-static inline int sdpa_hire(sdpa_team *team, int threads)
+static inline int sdpa_hire(sdpa_team *team, int threads, int least, int most)
 {
-    team->members = threads > 1 ? sdpa_possible_threads(threads) : 1;
-    return team->members;
+    team->size = threads > 1 ? sdpa_team_size(threads, least, most) : 1;
+    return team->members = threads < team->size ? threads : team->size;
 }
 
 static inline void sdpa_dismiss(sdpa_team *team) { team->members = 0; }
@@ -120,11 +134,12 @@ static inline int sdpa_this_member(void)
 /* OpenMP may give fewer threads than it is asked for. */
 static void sdpa_run(sdpa_team *team, sdpa_duty part, void *of)
 {
-    int i;
 #ifdef _OPENMP
-#pragma omp parallel for schedule(static) num_threads(team->members)
+#pragma omp parallel num_threads(team->size)
+    for (int i = omp_get_thread_num(); i < team->members; i += omp_get_num_threads()) part(of, i);
+#else
+    for (int i = 0; i < team->members; ++i) part(of, i);
 #endif
-    for (i = 0; i < team->members; ++i) part(of, i);
 }
 #endif
 

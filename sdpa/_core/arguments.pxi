@@ -4,8 +4,17 @@ cimport numpy as cnp
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t
+from libc.stdlib cimport getenv
+from libc.string cimport strncmp, strncpy
 
 cdef object count_threads = None  # of _runtime/threads.py, which imports this module
+# What it last said of a call that asks for no number of threads, which takes 3 us to find out; for how long that holds,
+# as the affinity may change; and what the variables were that it depends on.
+cdef int usual_threads = 0
+cdef int64_t USUAL_NS = 10_000_000, usual_until = 0
+cdef enum: VALUE = 16  # of a longer one the end is missing: it never equals what it was
+cdef char usual_own[VALUE]
+cdef char usual_shared[VALUE]
 
 cdef int64_t LONGEST = <int64_t>1 << 40  # size of a key or a value: sizes of scratch must not overflow
 
@@ -18,11 +27,38 @@ cdef bint holds_our_floats(cnp.ndarray array) noexcept:
     return type_num == bfloat16_number
 
 
-cdef int threads_of(given) except -1:
-    global count_threads
+cdef int threads_of(given, bint as_others=False) except -1:
+    """`as_others`: so many threads has another library in its teams."""
+    global count_threads, least_in_team, most_in_team
     if count_threads is None:
         from ._runtime.threads import count as count_threads
-    return count_threads(given)
+    most_in_team = ask_usual_threads() if given is None else count_threads(given)
+    least_in_team = most_in_team if as_others else 1
+    return most_in_team
+
+
+cdef int ask_usual_threads() except -1:
+    """count_threads(None)"""
+    global usual_threads, usual_until
+    cdef int64_t now = <int64_t>monotonic_ns()
+    cdef bint own = is_unchanged(b"SDPA_NUM_THREADS", usual_own)
+    cdef bint shared = is_unchanged(b"OMP_NUM_THREADS", usual_shared)
+    if not own or not shared or now >= usual_until or is_rehearsed():
+        usual_until = 0
+        usual_threads = count_threads(None)
+        usual_until = 0 if in_child else now + USUAL_NS  # in a child threads differ in their number
+    return usual_threads
+
+
+cdef bint is_unchanged(const char *name, char *before) noexcept:
+    """Whether the variable still is what it was, which it is from now on."""
+    cdef const char *value = getenv(name)
+    if value == NULL:
+        value = b""
+    if strncmp(value, before, VALUE) == 0:
+        return True
+    strncpy(before, value, VALUE - 1)
+    return False
 
 
 cdef int threads_if_worth(given, bint small) except -1:

@@ -281,9 +281,14 @@ cdef double key_bytes(const sdpa_input *p) noexcept:
     return keys * (p.dim * p.key.itemsize + p.value_dim * p.value.itemsize)
 
 
+cdef double rows_of_head(const sdpa_input *p) noexcept:
+    """Of a head of queries, in all batches."""
+    return <double>p.q_starts[p.batches] if p.q_starts != NULL else <double>p.batches * p.q_len
+
+
 cdef double row_bytes(const sdpa_input *p) noexcept:
     """Of Q and the result."""
-    cdef double rows = <double>p.batches * p.heads * p.q_len
+    cdef double rows = p.heads * rows_of_head(p)
     return rows * (p.dim * p.query.itemsize + p.value_dim * p.out.itemsize)
 
 
@@ -314,13 +319,15 @@ cdef bint alike_and_near(const sdpa_schedule *s) noexcept nogil:
 
 cdef int run(sdpa_schedule *s) except -1:
     """All units."""
+    cdef const sdpa_input *p = s.input
     cdef crew c
     cdef attention_call call
     cdef int threads, chunk
     cdef int64_t units = cut_into_units(s, &threads, &chunk)
     # Where units are alike each thread takes the same heads in the next call, and finds them in its own cache.
     cdef sharing how = EQUALLY if alike_and_near(s) else BY_CHUNKS
-    hire(&c, threads, scratch_bytes(s), shared_bytes(s, units))
+    hire(&c, threads, work_of(p, rows_of_head(p), p.dim + p.value_dim) / WORK_OF_US, scratch_bytes(s),
+         shared_bytes(s, units))
     s.watch = &c.watch
     call.schedule, call.sums_bytes, call.sums = s, sdpa_sums_bytes(s), c.beside
     call.gates = <int *>(c.beside + units * call.sums_bytes)
@@ -355,9 +362,11 @@ cdef sdpa_schedule schedule_of(
     return s
 
 
-# Below this many multiply-adds a call runs on the caller's thread: waking the others costs more than they save.
-cdef int64_t SMALL = 1 << 20
+# A thread is asked for so much work, 1 to 2 us of one: multiply-adds, and bytes of K and V, which count for as much where
+# rows are few.  Measured on two threads: 5.0 us of one become 3.6.
+cdef double WORTH_A_THREAD = 1 << 17, WORK_OF_US = 80_000
 
 
-cdef bint few_products(double batches, double heads, double q_len, double kv_len, double features) noexcept:
-    return batches * heads * q_len * kv_len * features < SMALL  # as doubles: the product may not fit into 64 bits
+cdef double work_of(const sdpa_input *p, double rows, double products_of_pair) noexcept:
+    """Of so many rows of each head, in all batches.  As a double: the products may not fit into 64 bits."""
+    return p.heads * rows * p.kv_len * products_of_pair + key_bytes(p)

@@ -99,16 +99,23 @@ cdef class Call(Options):
     # ----------------------------------------------------------------------------------------------------------- run
 
     cdef int choose_threads(self) except -1:
+        """As many as are given; else no more than there is work for, which for a small call is the caller's alone."""
         cdef sdpa_input *p = &self.p
+        cdef double worth
         if self.threads:
             return 0
         given = self.option("threads")
-        self.threads = 1
-        if given is not None or not few_products(
-                1 if self.sequences else p.batches, p.heads, self.rows, p.kv_len, self.products_of_score + p.value_dim):
-            if given is None and self.known.most is not None:
-                given = self.known.most()
+        if given is not None:
             self.threads = threads_of(given)
+            return 0
+        worth = work_of(
+            p, self.rows * (1.0 if self.sequences else <double>p.batches), self.products_of_score + p.value_dim
+        ) / WORTH_A_THREAD
+        self.threads = 1
+        if worth >= 2:
+            others = self.known.most
+            self.threads = <int>min(
+                worth, <double>(threads_of(None) if others is None else threads_of(others(), as_others=True)))
         return 0
 
     cpdef object attend(self):

@@ -10,10 +10,11 @@ cdef extern from "threads.h" nogil:
     ctypedef struct sdpa_team:
         int members
     int64_t sdpa_claim(int64_t *, int64_t, int64_t, int, int64_t *)
-    int sdpa_hire(sdpa_team *, int)
+    int sdpa_hire(sdpa_team *, int threads, int least, int most)
     void sdpa_run(sdpa_team *, sdpa_duty, void *)
     void sdpa_dismiss(sdpa_team *)
     int sdpa_this_member()
+    int64_t sdpa_awake_ns()
     bint sdpa_comes_second(int *gate)
     int sdpa_pinned_cpus()
     void sdpa_after_fork()

@@ -11,7 +11,7 @@ import numpy as np
 cdef int64_t LINEAR_TILES = 22, LINEAR_FEWEST = 4
 cdef int64_t LINEAR_ROWS = 3 << 18
 # Below this many multiply-adds, with those of LINEAR_READING rows for reading the weights, one thread does the work.
-cdef double LINEAR_SMALL = 1 << 20, LINEAR_READING = 8
+cdef double LINEAR_SMALL = 1 << 20, LINEAR_READING = 8, LINEAR_OF_US = 300_000
 
 
 cdef const sdpa_kernel *linear_kernel(Kernel kernel, int dtype) noexcept:
@@ -80,7 +80,7 @@ cdef class Panels:
         call.lane, call.width, call.to = lane, self.width, cnp.PyArray_BYTES(self.numbers)
         call.panel_bytes = cnp.PyArray_DIM(self.numbers, 1)
         # By all threads, as all will read them: on a machine with several sockets each holds a part in its memory.
-        hire(&c, threads_if_worth(None, <double>self.outs * self.ins < LINEAR_SMALL), 0, 0)
+        hire(&c, threads_if_worth(None, <double>self.outs * self.ins < LINEAR_SMALL), LONG, 0, 0)
         with nogil:
             share(&c, pack_panel, &call, self.count, EQUALLY, 1, 16 * self.width * self.ins)
         return dismiss(&c)
@@ -170,7 +170,7 @@ def linear(
     count = threads_if_worth(threads, products < LINEAR_SMALL)
     units = cut_rows(sizes, table, call.panels, count) * call.panels
     # A cache line that says what is copied; the sums of a block; its rows converted.
-    hire(&c, count,
+    hire(&c, count, products / LINEAR_OF_US,
          64 + <size_t>sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64) * table.real_bytes, 0)
     c.weigh = weigh_linear
     with nogil:

@@ -139,7 +139,7 @@ cdef int run_merge(merge_call *call, list outs, list lses, given) except -1:
     cdef size_t scratch = call.parts * (sizeof(double) + sizeof(char *)) + 2 * MERGE_COLUMNS * sizeof(double)
     call.unit_rows = max(1, MERGE_AT_ONCE // row)
     units = (call.rows + call.unit_rows - 1) // call.unit_rows
-    hire(&c, <int>max(1, min(<int64_t>threads, units)), scratch, 2 * call.parts * sizeof(merge_array))
+    hire(&c, <int>max(1, min(<int64_t>threads, units)), LONG, scratch, 2 * call.parts * sizeof(merge_array))
     call.outs = <merge_array *>c.beside
     call.lses = call.outs + call.parts
     for part in range(call.parts):

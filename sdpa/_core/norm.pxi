@@ -5,6 +5,7 @@ import numpy as np
 
 # Below this many numbers one thread does the work; a unit is so many.
 cdef int64_t NORM_SMALL = 1 << 15, NORM_AT_ONCE = 1 << 13
+cdef double NORM_OF_US = 6_000
 
 
 cdef struct norm_call:
@@ -49,7 +50,7 @@ def norm(
     n.bias = NULL if bias is None else cnp.PyArray_DATA(wide_bias)
     n.eps, n.centred = eps, centred
     call.unit_rows = max(1, NORM_AT_ONCE // max(1, n.size))
-    hire(&c, threads_if_worth(threads, n.rows * n.size < NORM_SMALL),
+    hire(&c, threads_if_worth(threads, n.rows * n.size < NORM_SMALL), n.rows * n.size / NORM_OF_US,
          max(SDPA_NORM_TOGETHER, (n.size + 15) // 16 * 16) * call.table.real_bytes, 0)
     with nogil:
         share(&c, run_norm, &call, (n.rows + call.unit_rows - 1) // call.unit_rows, EQUALLY, 1, 4 * NORM_AT_ONCE)

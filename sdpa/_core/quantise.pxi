@@ -42,7 +42,7 @@ def quantise(
     units = batches * call.heads * call.parts
     if call.rows and batches * call.heads <= call.part_rows // call.rows:
         call.unit_batches, call.unit_heads, units = batches, call.heads, 1
-    hire(&c, 1, 0, 0)
+    hire(&c, 1, LONG, 0, 0)
     with nogil:
         share(&c, quantise_part, &call, units, EQUALLY, 1, 8 * QUANTISE_AT_ONCE)
     dismiss(&c)

@@ -234,7 +234,7 @@ def test_memory_of_a_call(kernel, layout, options, keys, threads, dtype):
     arrays = [layout(x) for x in draw(1, 2, 1, 33, keys, 32, 32, dtype=dtype)]
     extra = extra_memory(*arrays, threads=threads, **options)
     told = sdpa.explain(*arrays, threads=threads, **options)
-    assert told.scratch_bytes <= extra < 2e6 * threads
+    assert told.scratch_bytes / threads <= extra < 2e6 * threads  # the caller may do it alone
     assert told.threads == threads
 
 

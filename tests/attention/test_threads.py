@@ -284,6 +284,16 @@ def test_small_calls_start_no_threads():
 
 @needs_proc
 @needs_threads
+def test_a_small_call_that_comes_alone_starts_no_threads():
+    """Those that follow at once do, as waking threads is worth while for many."""
+    code = COUNT + "print(started(60), sum(started(60) for _ in range(1000)))"
+    assert run_python(code, SDPA_NUM_THREADS="2", OMP_WAIT_POLICY="active") == "0 1"
+    if _core.THREADS == "openmp":
+        assert run_python(code, SDPA_NUM_THREADS="2", OMP_WAIT_POLICY="passive") == "0 0"
+
+
+@needs_proc
+@needs_threads
 def test_one_thread_starts_none():
     assert run_python(COUNT + "print(started(1000))", SDPA_NUM_THREADS="1") == "0"
 
@@ -325,6 +335,19 @@ print(*limited, started(2000, threads=8))
 def test_a_larger_team_each_time():
     code = COUNT + "print(*[started(2000, threads=n) for n in (2, 4, 3, 3, 8, 1, 8)])"
     assert run_python(code) == ("1 2 0 0 4 0 0" if _core.THREADS == "pool" else "1 2 -1 0 5 0 0")
+
+
+@needs_proc
+@needs_threads
+def test_a_team_stays_for_calls_with_less_work():
+    """Threads that OpenMP lets go are started again for the next large call; the pool keeps its own."""
+    code = COUNT + """
+print(*[started(n) for n in (2000, 40, 2000, 8, 2000)])
+os.environ["SDPA_NUM_THREADS"] = "2"
+print(started(2000))
+"""
+    found = run_python(code, SDPA_NUM_THREADS="4").split()
+    assert found == ["3", "0", "0", "0", "0", "0" if _core.THREADS == "pool" else "-2"]
 
 
 @needs_proc
