@@ -229,9 +229,9 @@ REASONS = [
     ),
     (
         "many-*",
-        "In float32 queries, keys, values and results are 25 to 34 MB, more than stays in the third-level cache: at the "
-        "rate of memory 0.4 to 0.6 ms, of which the bound, which is that of arithmetic, knows nothing. Geometry and "
-        "scratch of a head take 330 cycles, in all dtypes.",
+        "In float32 queries, keys, values and results are 25 to 34 MB, more than stays in the third-level cache: at "
+        "the rate of memory 0.4 to 0.6 ms, of which the bound, which is that of arithmetic, knows nothing. Geometry "
+        "and scratch of a head take 330 cycles, in all dtypes.",
     ),
     (
         "swin-49-*",

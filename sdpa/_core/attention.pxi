@@ -362,8 +362,8 @@ cdef sdpa_schedule schedule_of(
     return s
 
 
-# A thread is asked for so much work, 1 to 2 us of one: multiply-adds, and bytes of K and V, which count for as much where
-# rows are few.  Measured on two threads: 5.0 us of one become 3.6.
+# A thread is asked for so much work, 1 to 2 us of one: multiply-adds, and bytes of K and V, which count for as much
+# where rows are few.  Measured on two threads: 5.0 us of one become 3.6.
 cdef double WORTH_A_THREAD = 1 << 17, WORK_OF_US = 80_000
 
 

@@ -317,7 +317,8 @@ cdef int run_backward(
         bias_units = call.biases.batches * call.biases.heads * call.biases.parts
     # Heads that follow each other are read in one go: -6 % where there are many.  Cut ones are few.
     chunk = <int>max(1, plan.whole // (8 * threads)) if plan.whole == plan.heads else 1
-    hire(&c, threads, 4 * work_of(p, rows_of_head(p), p.dim + p.value_dim) / WORK_OF_US, sdpa_backward_bytes(kernel, b, plan.bundle, sum_keys(p, plan)), 0)
+    hire(&c, threads, 4 * work_of(p, rows_of_head(p), p.dim + p.value_dim) / WORK_OF_US,
+         sdpa_backward_bytes(kernel, b, plan.bundle, sum_keys(p, plan)), 0)
     s.watch, c.weigh = &c.watch, weigh_stretch
     with nogil:
         share(&c, differentiate_unit, &call, units, BY_CHUNKS, chunk, 0)

@@ -86,8 +86,8 @@ cdef bint are_awaited(double us, int64_t now) noexcept:
 
 
 cdef int hire(crew *c, int threads, double us, size_t bytes_each, size_t beside) except -1:
-    """Up to `threads` threads for work that takes one of them so many us, roughly, each with so much scratch; and memory
-    beside that."""
+    """Up to `threads` threads for work that takes one of them so many us, roughly, each with so much scratch; and
+    memory beside that."""
     cdef size_t needed
     if threads > 1 and not is_rehearsed():
         c.hired, c.own = monotonic_ns(), 0

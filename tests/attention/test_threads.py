@@ -341,11 +341,14 @@ def test_a_larger_team_each_time():
 @needs_threads
 def test_a_team_stays_for_calls_with_less_work():
     """Threads that OpenMP lets go are started again for the next large call; the pool keeps its own."""
-    code = COUNT + """
+    code = (
+        COUNT
+        + """
 print(*[started(n) for n in (2000, 40, 2000, 8, 2000)])
 os.environ["SDPA_NUM_THREADS"] = "2"
 print(started(2000))
 """
+    )
     found = run_python(code, SDPA_NUM_THREADS="4").split()
     assert found == ["3", "0", "0", "0", "0", "0" if _core.THREADS == "pool" else "-2"]
 
