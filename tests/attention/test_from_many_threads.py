@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.draw import draw, rng
 from support.options import OPTIONS, options_for
+from support.processes import run_python
 
 import sdpa
 
@@ -119,5 +120,7 @@ def test_everything_from_many_threads(threads, monkeypatch):
 
 
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python has a GIL")
-def test_nothing_switched_the_gil_on():
+def test_nothing_switches_the_gil_on():
+    """The import alone does not either, where the environment does not keep it off."""
     assert not sys._is_gil_enabled()
+    assert run_python("import sys, sdpa; print(sys._is_gil_enabled())", PYTHON_GIL="") == "False"
