@@ -1,7 +1,7 @@
 """Tests the wheel of this system: python tests/builds/installed.py dist [--numpy VERSION]
 
 It is installed into an environment of its own, from the wheels of a folder and not built, with NumPy and what the tests
-need; then a part of the tests runs there.
+need; then a part of the tests runs there.  A Python without a GIL stays without one, whatever the tests need.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from pathlib import Path
@@ -18,6 +19,7 @@ TOOLS = ["pytest", "pytest-xdist", "hypothesis", "ml_dtypes", "setuptools"]
 # What reaches all of the compiled part in a minute.
 TESTS = [
     "attention/test_threads.py",
+    "attention/test_from_many_threads.py",
     "attention/test_kernels.py",
     "attention/test_edges.py",
     "layer",
@@ -44,6 +46,7 @@ def main():
     parser.add_argument("--numpy", help="its version; the newest")
     args = parser.parse_args()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SDPA_", "OMP_", "PYTHONPATH"))}
+    clean |= {"PYTHON_GIL": "0"} if sysconfig.get_config_var("Py_GIL_DISABLED") else {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         folder = Path(folder)
         python = install(folder / "venv", args.wheels.resolve(), args.numpy)

@@ -32,6 +32,11 @@ class Target(NamedTuple):
     def arm(self):
         return self.zig.startswith("aarch64")
 
+    def extension(self, version):
+        """How names of extensions end.  Python 3.10 does not tell musl from glibc."""
+        suffix = self.suffix.format(version=version.replace(".", ""))
+        return suffix.replace("-musl", "-gnu") if version == "3.10" else suffix
+
 
 # glibc 2.17 and musl 1.2 are the oldest that wheels are tagged for.  macOS 11 is the first that runs on Arm.
 TARGETS = {
@@ -111,8 +116,12 @@ CONFIGS = {
 }
 
 
-def ask(python, code):
-    return json.loads(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout)
+def settings_of(python):
+    """All that sysconfig says of a Python here, and its version: 3.14, or 3.14t without a GIL."""
+    code = "import json, sysconfig as s; s.get_config_vars(); print(json.dumps(s.get_config_vars()))"
+    said = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout
+    settings = json.loads(said)
+    return settings, settings["py_version_short"] + settings["abiflags"]
 
 
 def headers(folder, target, settings):
@@ -121,7 +130,9 @@ def headers(folder, target, settings):
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(settings["INCLUDEPY"], copy)
     config = copy / "pyconfig.h"
-    ours = "" if target.config == "windows" else config.read_text()
+    ours = config.read_text()
+    if target.config == "windows":
+        ours = "#define Py_GIL_DISABLED 1\n" if settings.get("Py_GIL_DISABLED") else ""
     config.write_text(f"#ifndef Py_CONFIG_H\n#define Py_CONFIG_H\n{ours}{CONFIGS[target.config]}\n#endif\n")
     return copy
 
@@ -161,15 +172,14 @@ def import_library(folder, version, settings):
 def environment(folder, target, python):
     """The variables with which `python` builds for the target, and its version."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = ask(python, "import json, sysconfig as s; s.get_config_vars(); print(json.dumps(s.get_config_vars()))")
-    version = settings["py_version_short"]
+    settings, version = settings_of(python)
     found = headers(folder, target, settings)
-    include = numpy_headers(folder, target, version)
+    include = numpy_headers(folder, target, settings["py_version_short"])
     compiler = f"{ZIG} cc -target {target.zig} -I{include}"
     link = f"{compiler} -shared {target.flags}"
     if target.config == "windows":
         link += f" {import_library(folder, version, settings)}"
-    suffix = target.suffix.format(version=version.replace(".", ""))
+    suffix = target.extension(version)
     ours = {
         "CC": compiler, "LDSHARED": link, "CFLAGS": "-DNDEBUG", "OPT": "", "LDFLAGS": "",
         "CCSHARED": "" if target.config == "windows" else "-fPIC", "EXT_SUFFIX": suffix,

@@ -4,7 +4,7 @@ zig, which the package index has as ziglang, compiles for each system; the heade
 the same version here (targets.py).  Threads come from the library's own pool, so that wheels need no OpenMP.  A wheel
 that fails a check fails the command.  --python 3.11 3.12 and --target win-amd64 choose; without them, all versions that
 are found and all targets.  --test also tests the wheels of this machine (installed.py), on the oldest and the newest
-NumPy.
+NumPy.  3.14t is the Python without a GIL.
 """
 
 import argparse
@@ -19,11 +19,11 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from targets import PIP, TARGETS, environment
+from targets import PIP, TARGETS, environment, settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD, DIST = ROOT / "build" / "wheels", ROOT / "dist"
-VERSIONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
+VERSIONS = ["3.10", "3.11", "3.12", "3.13", "3.14", "3.14t"]
 # The first NumPy that has wheels for a version of Python, or 1.25, the oldest that the library takes.
 OLDEST_NUMPY = {"3.10": "1.25.0", "3.11": "1.25.0", "3.12": "1.26.0", "3.13": "2.1.0", "3.14": "2.3.2"}
 LARGEST = 2 << 20
@@ -32,7 +32,7 @@ ALLOWED = {
     "manylinux": r"lib(c|m)\.so\.6|libpthread\.so\.0|libdl\.so\.2|librt\.so\.1|ld-linux-(x86-64|aarch64)\.so\.[12]",
     "musllinux": r"libc\.musl-(x86_64|aarch64)\.so\.1",
     "macosx": r"/usr/lib/libSystem\.B\.dylib",
-    "win": r"(python3\d+|KERNEL32|ntdll|api-ms-win-crt-\w+-l1-1-0)\.dll",
+    "win": r"(python3\d+t?|KERNEL32|ntdll|api-ms-win-crt-\w+-l1-1-0)\.dll",
 }
 
 
@@ -44,16 +44,23 @@ class Checked(NamedTuple):
 
 def find_pythons(wanted):
     """Of each version one: on the path, or where pyenv keeps them."""
-    found = {}
+    found, pyenv = {}, Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     for version in wanted or VERSIONS:
-        pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-        places = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
-        on_path = shutil.which(f"python{version}")
-        if places or on_path:
-            found[version] = str(places[-1]) if places else on_path
-        else:
+        # What pyenv calls 3.14.0t has no GIL, and a python3.14 without the t beside its python3.14t.
+        places = sorted(pyenv.glob(f"versions/{version.removesuffix('t')}.*/bin/python"), reverse=True)
+        on_path = [shutil.which(f"python{version}", path=folder) for folder in os.get_exec_path()]
+        places += [python for python in on_path if python]
+        found[version] = next((str(python) for python in places if is_version(python, version)), None)
+        if not found[version]:
             print(f"not built: no Python {version} was found")
-    return found
+    return {version: python for version, python in found.items() if python}
+
+
+def is_version(python, version):
+    try:
+        return settings_of(python)[1] == version
+    except subprocess.CalledProcessError:  # pyenv's name for a version that is not chosen
+        return False
 
 
 def run(*command, **variables):
@@ -73,7 +80,8 @@ def builder(version, python):
     ready = folder / "ready"
     if not ready.exists():
         run(python, "-m", "venv", "--clear", folder)
-        run(*PIP, "--python", folder / "bin/python", "install", "setuptools>=77", "cython>=3.1", "numpy>=2")
+        # By its own pip: an older one takes a Python without a GIL for the other.
+        run(folder / "bin/python", *PIP[1:], "install", "setuptools>=77", "cython>=3.1", "numpy>=2")
         ready.touch()
     return folder / "bin/python"
 
@@ -148,28 +156,29 @@ def check(name, version, wheel):
     if wheel.stat().st_size > LARGEST:
         problems.append(f"larger than {LARGEST} bytes")
     abi = f"cp{version.replace('.', '')}"
-    if f"-{abi}-{abi}-{target.tag}." not in wheel.name:
-        problems.append(f"is not tagged {abi}-{abi}-{target.tag}")
+    tags = f"{abi.removesuffix('t')}-{abi}-{target.tag}"
+    if f"-{tags}." not in wheel.name:
+        problems.append(f"is not tagged {tags}")
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(wheel) as archive:
             compiled = [member for member in archive.namelist() if re.search(r"\.(so|pyd|dylib|dll)$", member)]
             archive.extractall(folder, compiled)
-        expected = f"sdpa/_core{target.suffix.format(version=abi.removeprefix('cp'))}"
+        expected = f"sdpa/_core{target.extension(version)}"
         if compiled != [expected]:
             problems.append(f"holds {compiled}, not {expected}")
         needs, debug = needed_by(Path(folder, compiled[0]))
     allowed = ALLOWED[name.partition("-")[0]]
     problems += [f"needs {library}" for library in needs if not re.fullmatch(allowed, library)]
     problems += ["has debug information"] if debug else []
-    if "linux" in name and target.tag not in (tags := symbol_versions(wheel)):
-        problems.append(f"auditwheel says {' '.join(tags)}")
+    if "linux" in name and target.tag not in (oldest := symbol_versions(wheel)):
+        problems.append(f"auditwheel says {' '.join(oldest)}")
     return Checked(wheel, sorted(needs), problems)
 
 
 def test(version, python, wheel):
     """On the oldest and the newest NumPy; see installed.py."""
     good = True
-    for numpy in ([f"--numpy={OLDEST_NUMPY[version]}"], []):
+    for numpy in ([f"--numpy={OLDEST_NUMPY[version.removesuffix('t')]}"], []):
         command = [python, ROOT / "tests/builds/installed.py", wheel.parent, *numpy]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         said = [line for line in done.stdout.splitlines() if " NumPy " in line or re.search(r"\d (pass|fail)ed", line)]

@@ -13,7 +13,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from targets import PIP, TARGETS, ZIG, ask, import_library
+from targets import PIP, TARGETS, ZIG, import_library, settings_of
 from wheels import find_pythons
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def make_python(folder):
                     place = folder if name.endswith(".dll") else libraries
                     (place / name).write_bytes(archive.read(member))
     package.unlink()
-    settings = ask(here, "import json, sysconfig as s; s.get_config_vars(); print(json.dumps(s.get_config_vars()))")
+    settings, _ = settings_of(here)
     unwanted = shutil.ignore_patterns("site-packages", "lib-dynload", "__pycache__", "test", "idlelib", "config-*")
     shutil.copytree(settings["LIBDEST"], folder / "Lib", ignore=unwanted)
     (folder / "python.c").write_text(START)
