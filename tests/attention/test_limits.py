@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the address spa
 
 CALLS = """
 import errno, faulthandler, os, resource, tempfile, threading
+import mmap  # what NumPy imports when it first maps a file, which takes addresses
 import numpy as np, sdpa
 faulthandler.enable()
 rng = np.random.default_rng(0)
