@@ -68,9 +68,10 @@ cdef int least_in_team = 1, most_in_team = 1
 def know_threads(unsigned long main, bint forked=False):
     """`main` is Python's main thread: signals are handled there; `forked`: this is a child that begins.  Returns the
     CPUs among which OpenMP pins threads, 0 where it does not."""
-    global main_thread, in_child, awake_ns
+    global main_thread, in_child, awake_ns, usual_until
     main_thread, in_child, awake_ns = main, forked, sdpa_awake_ns()
     if forked:
+        usual_until = 0  # the number of the parent's threads is not that of the child's
         sdpa_after_fork()
     return sdpa_pinned_cpus()
 

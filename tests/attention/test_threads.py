@@ -223,6 +223,10 @@ FORKS = {
 os.environ['SDPA_NUM_THREADS'] = '2'
 sdpa.attention(x, x, x)
 print(in_child(right))""",
+    "at once, and none is asked for": """
+os.environ['SDPA_NUM_THREADS'] = '2'
+right(None)
+print(*[right(None) and in_child(lambda: right(None)) for _ in range(3)])""",
     "of a fork": "right(); print(in_child(lambda: right() and in_child(right) == 0))",
     "of a fork that was parallel": "print(in_child(lambda: right() and in_child(right) == 0))",
     "and threads in the child": """
