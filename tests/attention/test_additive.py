@@ -36,11 +36,11 @@ def both(arrays, weights, **options):
     return sdpa.additive_attention(*arrays, *weights, return_lse=True, **options)
 
 
-def check(arrays, weights, factor=2, **options):
+def check(arrays, weights, factor=2, floor=4, **options):
     def oracle(*arrays, **more):
         return reference.additive_attention(*arrays, *weights, **more)
 
-    judge(*both(arrays, weights, **options), *arrays, oracle=oracle, factor=factor, **options)
+    judge(*both(arrays, weights, **options), *arrays, oracle=oracle, factor=factor, floor=floor, **options)
 
 
 # ---- The oracle.
