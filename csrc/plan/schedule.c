@@ -256,7 +256,7 @@ sdpa_unit sdpa_backward_head(const sdpa_schedule *s, int64_t head, int64_t finer
     const sdpa_input *in = s->input;
     sdpa_unit unit = {.batch = head / in->kv_heads, .kv_head = head % in->kv_heads};
     const int64_t q_len = queries(in, unit.batch);
-    unit.cut.tasks = min64(finer * up(q_len * sdpa_group(in), s->kernel->rows),
-                           vectors_per_head(in, q_len, s->kernel->lanes));
+    unit.cut.tasks =
+        min64(finer * up(q_len * sdpa_group(in), s->kernel->rows), vectors_per_head(in, q_len, s->kernel->lanes));
     return unit;
 }
