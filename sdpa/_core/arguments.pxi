@@ -62,7 +62,7 @@ cdef bint is_unchanged(const char *name, char *before) noexcept:
 
 
 cdef int threads_if_worth(given, bint small) except -1:
-    """The same; but small work is done by one thread whatever is given, which is checked."""
+    """`threads_of`; but small work is done by one thread whatever is given, which is checked."""
     cdef int count = 1 if given is None and small else threads_of(given)
     return 1 if small else count
 

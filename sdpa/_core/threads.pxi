@@ -53,7 +53,7 @@ cdef double WAKING_US = 50
 cdef int64_t awake_ns = 0, awake_until = 0  # for so long after a call; until then, by monotonic_ns
 # Where others have work for the same CPUs, the system takes one from a thread for some ms, and its team waits.  After a
 # call that has waited for longer than it takes to wake or start its threads, calls of less work are done alone for a
-# while.  Measured with two processes on two CPUs: calls of 100 us take 0.12 ms instead of 7.9.
+# while.  What that gives is in the last table of csrc/README.md.
 cdef double CROWDED_US = 4_000, LONG = 1e9
 cdef int64_t WAITS_NS = 500_000, STARTS_NS = 30_000, CROWDED_NS = 50_000_000, crowded_until = 0
 

@@ -26,7 +26,7 @@ from .arguments import (
     PACKED_OUT,
     RESULTS,
     taken,
-)  # fmt: skip
+)
 
 HOW = dict(layout="contiguous")
 SPLIT = HOW | dict(split="sequence")
