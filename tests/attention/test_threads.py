@@ -270,11 +270,12 @@ def test_fork(code):
 
 
 COUNT = """
-import os, numpy as np, sdpa
-def started(M, **options):
+import os, time, numpy as np, sdpa
+def started(M, seconds=0, **options):
     before = len(os.listdir('/proc/self/task'))
     x = np.ones((1, 2, M, 64), np.float32)
     sdpa.attention(x, x, x, **options)
+    time.sleep(seconds) if seconds else None  # threads that OpenMP lets go take some time to end
     return len(os.listdir('/proc/self/task')) - before
 """
 
@@ -337,7 +338,7 @@ print(*limited, started(2000, threads=8))
 @needs_proc
 @needs_threads
 def test_a_larger_team_each_time():
-    code = COUNT + "print(*[started(2000, threads=n) for n in (2, 4, 3, 3, 8, 1, 8)])"
+    code = COUNT + "print(*[started(2000, 0.2, threads=n) for n in (2, 4, 3, 3, 8, 1, 8)])"
     assert run_python(code) == ("1 2 0 0 4 0 0" if _core.THREADS == "pool" else "1 2 -1 0 5 0 0")
 
 
@@ -348,9 +349,9 @@ def test_a_team_stays_for_calls_with_less_work():
     code = (
         COUNT
         + """
-print(*[started(n) for n in (2000, 40, 2000, 8, 2000)])
+print(*[started(n, 0.2 * (n == 40)) for n in (2000, 40, 2000, 8, 2000)])
 os.environ["SDPA_NUM_THREADS"] = "2"
-print(started(2000))
+print(started(2000, 0.2))
 """
     )
     found = run_python(code, SDPA_NUM_THREADS="4").split()
