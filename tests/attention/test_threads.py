@@ -380,17 +380,15 @@ print(len(omp) > 0, state() == before)
 @needs_pool
 def test_calls_at_once_share_the_threads():
     """There are as many as the largest call asked for, however many call."""
-    code = (
-        COUNT
-        + """
+    before = "import os\nbefore_any = len(os.listdir('/proc/self/task'))"
+    calls = """
 from concurrent.futures import ThreadPoolExecutor
 callers = 6
 with ThreadPoolExecutor(callers) as pool:
     list(pool.map(lambda _: started(600, threads=3), range(60)))
     print(len(os.listdir('/proc/self/task')) - before_any - callers)
 """
-    ).replace("import os, numpy", "import os; before_any = len(os.listdir('/proc/self/task'))\nimport numpy")
-    assert run_python(code, OPENBLAS_NUM_THREADS="1") == "2"
+    assert run_python(before + COUNT + calls, OPENBLAS_NUM_THREADS="1") == "2"
 
 
 @needs_fork
