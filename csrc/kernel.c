@@ -21,6 +21,7 @@ const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) 
     .lanes = VL,
     .rows = ROWS,
     .block_keys = BLOCK_KEYS,
+    .few_rows = SDPA_FEW_ROWS,
     .copies = copies,
     .begin_forward = begin_forward,
     .scores = scores,
@@ -31,7 +32,7 @@ const sdpa_kernel PASTE(sdpa_kernel_, SDPA_ISA, SDPA_REAL_BYTES, SDPA_FEW_ROWS) 
     .lift = lift,
     .add_poison = add_poison,
     .close_sums = close_sums,
-    .join = JOIN,
+    .join = join,
     .start = start,
     .write_out = write_out,
 #if STORES_ROWS

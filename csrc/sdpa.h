@@ -80,7 +80,7 @@ typedef struct {
     int64_t begin, end;
 } sdpa_span;
 
-/* How one key/value head is cut: rows into tasks, these into bundles; keys into parts, by few rows only. */
+/* How one key/value head is cut: rows into tasks, these into bundles; keys into parts. */
 typedef struct {
     int64_t tasks, bundles, part_keys, last_part;
     sdpa_span parts; /* that rows see: the first, and the one behind the last */
@@ -95,6 +95,7 @@ typedef struct {
     int split;                      /* units are nodes of the trees of parts of the keys: those of `level`, */
     int level;                      /* which is else that of the highest tree */
     int64_t most_units;             /* of a head */
+    int largest_bundle;             /* tasks */
     sdpa_cut cut;                   /* of the first batch, and where nothing says otherwise of all */
     int far;                        /* where K and V are expected: see sdpa_distance */
     int ahead;                      /* what is read next, and results, are asked for: they come from memory */
@@ -108,8 +109,8 @@ typedef enum { SDPA_NEAR, SDPA_THIRD_LEVEL, SDPA_MEMORY } sdpa_distance;
 
 /* What a thread takes at once, of one key/value head: a bundle, or where the schedule is `split` a node of its tree. */
 typedef struct {
-    int64_t batch, kv_head, index;
-    int64_t first; /* the first unit of the head */
+    int64_t batch, kv_head, bundle, node;
+    int64_t first; /* the first unit of the bundle */
     sdpa_cut cut;
 } sdpa_unit;
 
@@ -266,6 +267,7 @@ typedef struct sdpa_kernel {
     int real_bytes;  /* 4: float, 8: double */
     int lanes, rows; /* rows in a vector, and in the largest task */
     int block_keys;
+    int few_rows;
     int (*copies)(const sdpa_input *); /* whether K or V is copied block by block, to be converted */
     sdpa_stage begin_forward;          /* queries to q, nothing summed yet */
     sdpa_stage scores;                 /* s = K q, with softcap, alibi, bias; -inf where hidden; high */
@@ -277,7 +279,7 @@ typedef struct sdpa_kernel {
     int (*lift)(const sdpa_input *, sdpa_task *); /* whether sums overflowed; the next attempt divides by lift */
     sdpa_stage add_poison;                        /* o = o + poison */
     sdpa_stage close_sums;                        /* sinks; lse; shrink = what o is multiplied by */
-    void (*join)(const sdpa_input *, const sdpa_task *, const sdpa_task *part); /* few rows: o, max, sum of both */
+    void (*join)(const sdpa_input *, const sdpa_task *, const sdpa_task *part); /* o, max, sum of both */
     sdpa_stage start;                                                           /* o = 0 where nothing was seen */
     sdpa_stage write_out;                                                       /* out = o * shrink */
     /* Where one block holds all keys: whether rows of the result can be written as they are summed, by this, after
@@ -320,12 +322,12 @@ int sdpa_cpu_runs(const char *isa);
 
 /* plan/schedule.c */
 double sdpa_busy(int threads, double units, double largest, double all);
-int64_t sdpa_cut_evenly(int threads, int64_t heads, int uneven, int64_t of_head, int64_t most);
+int64_t sdpa_cut_evenly(int threads, int64_t heads, double uneven, int64_t of_head, int64_t most);
 int64_t sdpa_count_units(sdpa_schedule *);
-int sdpa_largest_bundle(const sdpa_schedule *);
 sdpa_unit sdpa_find_unit(const sdpa_schedule *, int64_t unit);
 int sdpa_has_node(const sdpa_cut *, int level, int64_t node);
 int sdpa_height(const sdpa_cut *);
+sdpa_span sdpa_parts_of(const sdpa_cut *cut, sdpa_span keys);
 sdpa_span sdpa_node_keys(const sdpa_cut *, int level, int64_t node, sdpa_span seen);
 sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head, int64_t finer);
 

@@ -250,27 +250,32 @@ static void output_block(const sdpa_input *in, const sdpa_task *t, operand value
             vf_store(o + e, vf_fma(vf_load(o + e), vf_set1(shrink[row]), vf_load(sums + e)));
 }
 
-/* The vectors of o, one after the other: where they lie, and what belongs to their rows. */
-static inline int64_t output_vectors(const sdpa_input *in, const sdpa_task *t)
+/* The vectors of o: a line of them for each row; where they lie, and what belongs to their rows. */
+static inline int64_t output_lines(const sdpa_input *in, const sdpa_task *t)
 {
-    return t->rows.count * output_width(in->value_dim) / VL;
+    (void)in;
+    return t->rows.count;
 }
-static inline ptrdiff_t output_offset(const sdpa_input *in, const sdpa_task *t, int64_t i)
-{
-    (void)in, (void)t;
-    return i * VL;
-}
-static inline vf of_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, const real *per_row)
+static inline int output_vectors(const sdpa_input *in, const sdpa_task *t)
 {
     (void)t;
-    return vf_set1(per_row[i * VL / output_width(in->value_dim)]);
+    return (int)(output_width(in->value_dim) / VL);
 }
-static inline void add_to_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, vf x, real *per_row)
+static inline ptrdiff_t output_offset(const sdpa_input *in, int64_t line, int v)
 {
-    (void)t;
-    real lane[VL], *to = per_row + i * VL / output_width(in->value_dim);
+    return line * output_width(in->value_dim) + v * VL;
+}
+static inline vf of_rows(const real *per_row, int64_t line, int v)
+{
+    (void)v;
+    return vf_set1(per_row[line]);
+}
+static inline void add_to_rows(vf x, real *per_row, int64_t line, int v)
+{
+    (void)v;
+    real lane[VL];
     vf_store(lane, x);
-    for (int j = 0; j < VL; ++j) *to += lane[j];
+    for (int j = 0; j < VL; ++j) per_row[line] += lane[j];
 }
 
 /* No NaN and no inf in o: x * 0 is 0 exactly then. */

@@ -11,9 +11,10 @@ static void add_small_values(const sdpa_input *in, const sdpa_task *t)
     real *sums = t->scratch.o, *of_small = t->scratch.block_o;
     output_block(in, t, small_values(in, t), t->scratch.s, of_small, NULL);
     const vf unit = vf_set1(1 / SMALL_VALUE_FACTOR);
-    for (int64_t i = 0; i < output_vectors(in, t); ++i) {
-        real *at = sums + output_offset(in, t, i);
-        const vf x = vf_load(at), small = vf_load(of_small + output_offset(in, t, i));
+    FOR_OUTPUT(in, t, line, v)
+    {
+        real *at = sums + output_offset(in, line, v);
+        const vf x = vf_load(at), small = vf_load(of_small + output_offset(in, line, v));
         vf_store(at, vf_select(vf_eq(small, vf_set1(0)), x, vf_fma(small, unit, x))); /* -0 stays */
     }
 }
@@ -42,10 +43,12 @@ static void limit_output(const sdpa_input *in, const sdpa_task *t)
 {
     real *o = t->scratch.o, *shrink = t->scratch.shrink;
     const vf most = vf_set1(REAL_MAX), least = vf_set1(-REAL_MAX);
-    for (int64_t i = 0; i < output_vectors(in, t); ++i) {
-        const vf x = vf_load(o + output_offset(in, t, i)), y = vf_mul(x, of_rows(in, t, i, shrink));
+    FOR_OUTPUT(in, t, line, v)
+    {
+        real *at = o + output_offset(in, line, v);
+        const vf x = vf_load(at), y = vf_mul(x, of_rows(shrink, line, v));
         const vm is_number = vf_eq(vf_sub(x, x), vf_set1(0));
-        vf_store(o + output_offset(in, t, i), vf_select(is_number, vf_max(least, vf_min(most, y)), y));
+        vf_store(at, vf_select(is_number, vf_max(least, vf_min(most, y)), y));
     }
     for (int row = 0; row < t->rows.vectors * VL; ++row) shrink[row] = 1;
 }

@@ -121,26 +121,31 @@ static int finite_sums(const sdpa_task *t, int64_t width)
 /* Of a row of o, as its room is measured. */
 static inline int64_t output_width(int64_t value_dim) { return whole_vectors(value_dim); }
 
-/* The vectors of o, one after the other: where they lie, and what belongs to their rows. */
-static inline int64_t output_vectors(const sdpa_input *in, const sdpa_task *t)
+/* The vectors of o: a line of them for each feature; where they lie, and what belongs to their rows. */
+static inline int64_t output_lines(const sdpa_input *in, const sdpa_task *t)
 {
-    return in->value_dim * t->rows.vectors;
+    (void)t;
+    return in->value_dim;
 }
-static inline ptrdiff_t output_offset(const sdpa_input *in, const sdpa_task *t, int64_t i)
+static inline int output_vectors(const sdpa_input *in, const sdpa_task *t)
 {
     (void)in;
-    return i / t->rows.vectors * ROWS + i % t->rows.vectors * VL;
+    return t->rows.vectors;
 }
-static inline vf of_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, const real *per_row)
+static inline ptrdiff_t output_offset(const sdpa_input *in, int64_t line, int v)
 {
     (void)in;
-    return vf_load(per_row + i % t->rows.vectors * VL);
+    return line * ROWS + v * VL;
 }
-static inline void add_to_rows(const sdpa_input *in, const sdpa_task *t, int64_t i, vf x, real *per_row)
+static inline vf of_rows(const real *per_row, int64_t line, int v)
 {
-    (void)in;
-    real *to = per_row + i % t->rows.vectors * VL;
-    vf_store(to, vf_add(vf_load(to), x));
+    (void)line;
+    return vf_load(per_row + v * VL);
+}
+static inline void add_to_rows(vf x, real *per_row, int64_t line, int v)
+{
+    (void)line;
+    vf_store(per_row + v * VL, vf_add(vf_load(per_row + v * VL), x));
 }
 
 /* out = o * shrink. */

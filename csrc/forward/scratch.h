@@ -16,6 +16,11 @@ static inline real *scores_at(const sdpa_task *t, int key, int v)
     return (real *)t->scratch.s + score_index(t, key, v);
 }
 
+/* The vectors of o, which each engine has in lines of its own. */
+#define FOR_OUTPUT(in, t, line, v)                                                                                     \
+    for (int64_t line = 0; line < output_lines(in, t); ++line)                                                         \
+        for (int v = 0; v < output_vectors(in, t); ++v)
+
 /* Rows of K or V as a product reads them: elements of `dtype` side by side, rows `stride` bytes apart.  Where `at` is
  * NULL rows lie in pages, and are asked for one by one. */
 typedef struct {

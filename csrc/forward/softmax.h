@@ -133,54 +133,65 @@ static void close_sums(const sdpa_input *in, sdpa_task *t)
         for (int row = 0; row < t->rows.count; ++row) close_row(in, t, row);
 }
 
-#if SDPA_FEW_ROWS
-/* Whether a number of x a + y b is not finite where those of x and y are. */
-static inline int overflows(const real *x, vf a, const real *y, vf b, int64_t width)
+/* ---- The sums over other keys */
+
+/* A vector of x a + y b, with the factors of their rows. */
+static inline vf joined(const real *x, const real *a, const real *y, const real *b, int64_t line, int v)
 {
-    const vf zero = vf_set1(0);
-    vf poison = zero;
-    for (int64_t e = 0; e < width; e += VL) {
-        const vf of_x = vf_load(x + e), of_y = vf_load(y + e), sum = vf_fma(of_x, a, vf_mul(of_y, b));
-        const vm numbers = vf_eq(vf_fma(of_x, zero, vf_mul(of_y, zero)), zero);
-        poison = vf_add(poison, vf_select(numbers, vf_mul(sum, zero), zero));
-    }
-    return !is_zero(poison);
+    return vf_fma(vf_load(x), of_rows(a, line, v), vf_mul(vf_load(y), of_rows(b, line, v)));
 }
 
-/* The sums over other keys join those of t: both come to the higher max, and to the larger lift, or twice that. */
+/* Rows of which a number of x a + y b is not finite where those of x and y are: their lift is twice as large. */
+static void lift_overflows(const sdpa_input *in, const sdpa_task *t, const sdpa_task *part, real *own, real *share)
+{
+    const vf zero = vf_set1(0);
+    real poison[ROWS] = {0}, *lift = t->scratch.lift;
+    FOR_OUTPUT(in, t, line, v)
+    {
+        const ptrdiff_t at = output_offset(in, line, v);
+        const real *x = (const real *)t->scratch.o + at, *y = (const real *)part->scratch.o + at;
+        const vm numbers = vf_eq(vf_mul(vf_add(vf_mul(vf_load(x), zero), vf_load(y)), zero), zero);
+        add_to_rows(vf_select(numbers, vf_mul(joined(x, own, y, share, line, v), zero), zero), poison, line, v);
+    }
+    for (int row = 0; row < t->rows.count; ++row)
+        if (poison[row] != 0) lift[row] *= 2, own[row] /= 2, share[row] /= 2;
+}
+
+/* They join those of t: both come to the higher max, and to the larger lift, or twice that. */
 static void join(const sdpa_input *in, const sdpa_task *t, const sdpa_task *part)
 {
     const real factor = exponent_factor(in);
     const vf factors = vf_set1(factor), floor = vf_set1(lowest(factor));
-    const vf max = vf_load(t->scratch.max), other = vf_load(part->scratch.max), higher = vf_max(other, max);
-    const vf from = subtractable(higher);
-    const vf shrink = vf_exp(vf_sub(max, from), factors, floor), share = vf_exp(vf_sub(other, from), factors, floor);
-    vf_store(t->scratch.max, higher);
-    vf_store(t->scratch.sum, vf_fma(vf_load(t->scratch.sum), shrink, vf_mul(vf_load(part->scratch.sum), share)));
-    if (PAIRS)
-        vf_store(t->scratch.kept, vf_fma(vf_load(t->scratch.kept), shrink, vf_mul(vf_load(part->scratch.kept), share)));
-    const vf lift = vf_load(t->scratch.lift), other_lift = vf_load(part->scratch.lift),
-             larger = vf_max(other_lift, lift);
-    real of_own[VL], of_part[VL], *lifts = t->scratch.lift;
-    vf_store(of_own, vf_mul(shrink, vf_div(lift, larger)));
-    vf_store(of_part, vf_mul(share, vf_div(other_lift, larger)));
-    vf_store(lifts, larger);
-    const int64_t width = output_width(in->value_dim);
-    for (int row = 0; row < t->rows.count; ++row) {
-        real *o = (real *)t->scratch.o + row * width;
-        const real *added = (const real *)part->scratch.o + row * width;
-        vf own = vf_set1(of_own[row]), of_other = vf_set1(of_part[row]);
-        if (overflows(o, own, added, of_other, width)) {
-            const vf half = vf_set1((real)0.5);
-            lifts[row] *= 2, own = vf_mul(own, half), of_other = vf_mul(of_other, half);
-        }
-        for (int64_t e = 0; e < width; e += VL)
-            vf_store(o + e, vf_fma(vf_load(o + e), own, vf_mul(vf_load(added + e), of_other)));
+    const sdpa_scratch *s = &t->scratch, *other = &part->scratch;
+    real own[ROWS], share[ROWS];
+    for (int i = 0; i < t->rows.vectors * VL; i += VL) {
+#define AT(scratch, field) ((real *)(scratch)->field + i)
+        const vf max = vf_load(AT(s, max)), other_max = vf_load(AT(other, max)), higher = vf_max(other_max, max);
+        const vf lift = vf_load(AT(s, lift)), other_lift = vf_load(AT(other, lift)), larger = vf_max(other_lift, lift);
+        const vf a = vf_exp(vf_sub(max, subtractable(higher)), factors, floor),
+                 b = vf_exp(vf_sub(other_max, subtractable(higher)), factors, floor);
+        vf_store(AT(s, max), higher);
+        vf_store(AT(s, sum), vf_fma(vf_load(AT(s, sum)), a, vf_mul(vf_load(AT(other, sum)), b)));
+        if (PAIRS) vf_store(AT(s, kept), vf_fma(vf_load(AT(s, kept)), a, vf_mul(vf_load(AT(other, kept)), b)));
+        vf_store(AT(s, lift), larger);
+        vf_store(own + i, vf_mul(a, vf_div(lift, larger)));
+        vf_store(share + i, vf_mul(b, vf_div(other_lift, larger)));
+#undef AT
+    }
+    real *o = s->o;
+    const real *added = other->o;
+    vf poison = vf_set1(0);
+    FOR_OUTPUT(in, t, line, v)
+    {
+        const ptrdiff_t at = output_offset(in, line, v);
+        poison = vf_fma(joined(o + at, own, added + at, share, line, v), vf_set1(0), poison);
+    }
+    if (!is_zero(poison)) lift_overflows(in, t, part, own, share);
+    FOR_OUTPUT(in, t, line, v)
+    {
+        const ptrdiff_t at = output_offset(in, line, v);
+        vf_store(o + at, joined(o + at, own, added + at, share, line, v));
     }
 }
-#define JOIN join
-#else
-#define JOIN NULL
-#endif
 
 #endif

@@ -16,18 +16,18 @@ static const double EVENLY = 0.9; /* of that share: more units would cost more t
 static int64_t up(int64_t all, int64_t each) { return (all + each - 1) / each; }
 
 /* The same where each of `heads` is cut into `pieces`, the largest of `largest` of its `of_head`.  In `uneven` heads, as
- * causality makes them, the last piece has twice the work of the mean, nearly; but it comes first, and two threads make
- * up for it with those that are shorter. */
-static double busy(int threads, int64_t heads, int uneven, int64_t pieces, int64_t largest, int64_t of_head)
+ * causality makes them, the last piece has up to twice the work of the mean; but it comes first, and two threads make up
+ * for it with those that are shorter. */
+static double busy(int threads, int64_t heads, double uneven, int64_t pieces, int64_t largest, int64_t of_head)
 {
     const double units = (double)(heads * pieces);
-    const double more = uneven && (threads > 2 || units < 8) ? 2 - 1 / (double)pieces : 1;
+    const double more = threads > 2 || units < 8 ? 1 + uneven * (1 - 1 / (double)pieces) : 1;
     return sdpa_busy(threads, units, more * (double)largest, (double)(heads * of_head));
 }
 
 /* Into how many pieces each head is cut: as few as pieces of at most `most` allow, more where threads would otherwise
  * run short of work. */
-int64_t sdpa_cut_evenly(int threads, int64_t heads, int uneven, int64_t of_head, int64_t most)
+int64_t sdpa_cut_evenly(int threads, int64_t heads, double uneven, int64_t of_head, int64_t most)
 {
     int64_t best = up(of_head, most);
     double share = 0;
@@ -41,62 +41,21 @@ int64_t sdpa_cut_evenly(int threads, int64_t heads, int uneven, int64_t of_head,
 
 static int64_t heads_of_all(const sdpa_input *in) { return in->batches * in->kv_heads; }
 
-static int is_uneven(const sdpa_input *in) { return in->end_shift || in->begin_shift; }
-
-/* A thread takes a bundle of tasks of one head, and takes them through each block together: the block comes from afar
- * once for all of them, and where K or V must be converted, it is converted once.  So many that this costs little, yet
- * few enough that their scratch stays in the second-level cache and that no thread runs short of work. */
-static int64_t cut_into_bundles(const sdpa_schedule *s, int64_t tasks)
+static int64_t keys_seen(const sdpa_input *in, int64_t batch, int64_t query)
 {
-    const sdpa_input *in = s->input;
-    enum { CACHE = 512 << 10, PER_THREAD = 4 };
-    if (tasks <= 1) return tasks;
-    const int64_t bytes = (in->dim + in->value_dim + 1) * s->kernel->rows * s->kernel->real_bytes;
-    const int64_t most = clip64(CACHE / bytes, 1, SDPA_MAX_BUNDLE), heads = heads_of_all(in);
-    const int64_t wanted = s->threads == 1 ? 1 : up(PER_THREAD * s->threads, heads);
-    int64_t bundles = min64(tasks, max64(up(tasks, most), wanted)), each = up(tasks, bundles);
-    while (s->threads > 1 && each > 1 && busy(s->threads, heads, is_uneven(in), bundles, each, tasks) < EVENLY)
-        bundles = up(tasks, --each);
-    return bundles;
+    const sdpa_span seen = sdpa_visible(in, batch, in->kv_lengths ? in->kv_lengths[batch] : in->kv_len, query);
+    return max64(0, seen.end - seen.begin);
 }
 
-/* Few rows: parts of the keys, which are summed on their own and then joined.  Part i begins with key i * part_keys, and
- * how long it is depends on the number of keys and their sizes alone: so do the bits, whoever computes them.  As short
- * as can be without the joins being noticed (measured: half as long, one token of 4096 keys takes 2 to 6 % longer on
- * one thread), but no more than MOST, as there are sums for each level of their tree.  The last one takes what is left,
- * half of a part or more.  What no row sees is left out.  attention_weights goes through the keys twice, and takes them
- * whole. */
-static void cut_into_parts(const sdpa_schedule *s, int64_t batch, sdpa_cut *cut)
+/* By how much, of the mean, the query that sees most sees more: 1 where none sees a key more than the one before it, 0
+ * where few stand behind many keys. */
+static double unevenness(const sdpa_input *in, int64_t batch)
 {
-    const sdpa_input *in = s->input;
-    enum { KEYS = 1024, NUMBERS = 1 << 17, MOST = 1024 };
-    const int64_t q_len = queries(in, batch), kv_len = in->kv_lengths ? in->kv_lengths[batch] : in->kv_len;
-    cut->part_keys = KEYS;
-    cut->parts = (sdpa_span){0, 1};
-    if (!s->kernel->join || in->weights.data || q_len == 0) return;
-    while (cut->part_keys > s->kernel->block_keys && cut->part_keys * (in->dim + in->value_dim) > NUMBERS)
-        cut->part_keys /= 2;
-    while (cut->part_keys * MOST < kv_len) cut->part_keys *= 2;
-    const int64_t last = (kv_len + cut->part_keys / 2) / cut->part_keys - 1;
-    if (last < 1) return;
-    cut->last_part = last;
-    const int64_t begin = sdpa_visible(in, batch, kv_len, 0).begin,
-                  end = sdpa_visible(in, batch, kv_len, q_len - 1).end;
-    if (begin < end)
-        cut->parts = (sdpa_span){min64(begin / cut->part_keys, last), min64((end - 1) / cut->part_keys, last) + 1};
-}
-
-static sdpa_cut cut_head(const sdpa_schedule *s, int64_t batch)
-{
-    const sdpa_input *in = s->input;
-    const int64_t q_len = queries(in, batch), rows = q_len * sdpa_group(in);
-    sdpa_cut cut = {0};
-    if (rows < s->fewest_rows || rows > s->most_rows || rows == 0) return cut;
-    cut.tasks = sdpa_cut_evenly(s->threads, heads_of_all(in), is_uneven(in),
-                                vectors_per_head(in, q_len, s->kernel->lanes), s->kernel->rows / s->kernel->lanes);
-    cut.bundles = cut_into_bundles(s, cut.tasks);
-    cut_into_parts(s, batch, &cut);
-    return cut;
+    const int64_t last = queries(in, batch) - 1;
+    if (last < 1 || !(in->end_shift || in->begin_shift)) return 0;
+    const int64_t of_first = keys_seen(in, batch, 0), of_middle = keys_seen(in, batch, last / 2),
+                  of_last = keys_seen(in, batch, last), most = max64(max64(of_first, of_last), of_middle);
+    return most ? 4 * (double)most / (double)(of_first + 2 * of_middle + of_last) - 1 : 0;
 }
 
 /* ---- The tree of parts: node i of a level holds the nodes 2 i and 2 i + 1 of the level below; those of level 0 are the
@@ -120,11 +79,84 @@ int sdpa_height(const sdpa_cut *cut)
     return level;
 }
 
+/* The parts that hold the keys; where there are none, one. */
+sdpa_span sdpa_parts_of(const sdpa_cut *cut, sdpa_span keys)
+{
+    const int64_t first = min64(keys.begin / cut->part_keys, cut->last_part);
+    const int64_t last = min64((keys.end - 1) / cut->part_keys, cut->last_part);
+    return keys.begin < keys.end ? (sdpa_span){first, last + 1} : (sdpa_span){0, 1};
+}
+
+/* ---- Cutting a head */
+
+/* A thread takes a bundle of tasks of one head, and takes them through each block together: the block comes from afar
+ * once for all of them, and where K or V must be converted, it is converted once.  So many that this costs little, yet
+ * few enough that their scratch stays in the second-level cache and that no thread runs short of work, of which there
+ * are `heads`. */
+static int64_t cut_into_bundles(const sdpa_schedule *s, int64_t heads, double uneven, int64_t tasks)
+{
+    const sdpa_input *in = s->input;
+    enum { CACHE = 512 << 10, PER_THREAD = 4 };
+    if (tasks <= 1) return tasks;
+    const int64_t bytes = (in->dim + in->value_dim + 1) * s->kernel->rows * s->kernel->real_bytes;
+    const int64_t most = clip64(CACHE / bytes, 1, SDPA_MAX_BUNDLE);
+    const int64_t wanted = s->threads == 1 ? 1 : up(PER_THREAD * s->threads, heads);
+    int64_t bundles = min64(tasks, max64(up(tasks, most), wanted)), each = up(tasks, bundles);
+    while (s->threads > 1 && each > 1 && busy(s->threads, heads, uneven, bundles, each, tasks) < EVENLY)
+        bundles = up(tasks, --each);
+    return bundles;
+}
+
+/* Parts of the keys, which are summed on their own and then joined.  Part i begins with key i * part_keys, and how long
+ * it is depends on the number of keys, their sizes and the engine alone: so do the bits, whoever computes them.  As short
+ * as can be without the joins being noticed (measured on one thread: half as long, one token of 4096 keys takes 2 to 6 %
+ * longer; many rows of bfloat16 with D = 128 take 4 % longer with parts of 512 keys, 1 % with 1024), but so many at most
+ * that the sums for each level of their tree, of all rows of a bundle, stay small.  The last one takes what is left, half
+ * of a part or more.  What no row sees is left out.  attention_weights goes through the keys twice, and takes them
+ * whole. */
+static void cut_into_parts(const sdpa_schedule *s, int64_t batch, sdpa_cut *cut)
+{
+    const sdpa_input *in = s->input;
+    enum { KEYS = 1024, NUMBERS = 1 << 17, MOST_OF_FEW = 1024, MOST_OF_MANY = 16, TIMES_OF_MANY = 2 };
+    const int64_t q_len = queries(in, batch), kv_len = in->kv_lengths ? in->kv_lengths[batch] : in->kv_len;
+    cut->part_keys = KEYS;
+    cut->parts = (sdpa_span){0, 1};
+    if (in->weights.data || q_len == 0) return;
+    while (cut->part_keys > s->kernel->block_keys && cut->part_keys * (in->dim + in->value_dim) > NUMBERS)
+        cut->part_keys /= 2;
+    if (!s->kernel->few_rows) cut->part_keys *= TIMES_OF_MANY;
+    while (cut->part_keys * (s->kernel->few_rows ? MOST_OF_FEW : MOST_OF_MANY) < kv_len) cut->part_keys *= 2;
+    const int64_t last = (kv_len + cut->part_keys / 2) / cut->part_keys - 1;
+    if (last < 1) return;
+    cut->last_part = last;
+    cut->parts = sdpa_parts_of(
+        cut, (sdpa_span){sdpa_visible(in, batch, kv_len, 0).begin, sdpa_visible(in, batch, kv_len, q_len - 1).end});
+}
+
+/* Where the threads cannot share whole tasks evenly, they share the parts of these, and rows are cut finer only where
+ * there are too few of them, too: a vector of rows reads as many keys as a task. */
+static sdpa_cut cut_head(const sdpa_schedule *s, int64_t batch)
+{
+    const sdpa_input *in = s->input;
+    const int64_t q_len = queries(in, batch), rows = q_len * sdpa_group(in);
+    sdpa_cut cut = {0};
+    if (rows < s->fewest_rows || rows > s->most_rows || rows == 0) return cut;
+    const double uneven = unevenness(in, batch);
+    const int64_t vectors = vectors_per_head(in, q_len, s->kernel->lanes), most = s->kernel->rows / s->kernel->lanes,
+                  whole = up(vectors, most);
+    int64_t heads = heads_of_all(in);
+    cut_into_parts(s, batch, &cut);
+    if (busy(s->threads, heads, uneven, whole, up(vectors, whole), vectors) < EVENLY) heads *= nodes(&cut, 0);
+    cut.tasks = sdpa_cut_evenly(s->threads, heads, uneven, vectors, most);
+    cut.bundles = cut_into_bundles(s, heads, uneven, cut.tasks);
+    return cut;
+}
+
 /* ---- Units */
 
-/* What there is to share: the heads, parts of the keys of all of them, and the highest of their trees. */
+/* What there is to share: the heads, bundles and parts of these of all of them, and the highest of the trees. */
 typedef struct {
-    int64_t heads, parts;
+    int64_t heads, bundles, parts;
     int height, alike;
 } amount;
 
@@ -133,7 +165,7 @@ static int64_t different_batches(const sdpa_schedule *s)
 {
     const sdpa_input *in = s->input;
     const int keys_differ = in->kv_lengths || (in->shift_stride && (in->begin_shift || in->end_shift));
-    return in->q_starts || (s->kernel->join && keys_differ) ? in->batches : 1;
+    return in->q_starts || keys_differ ? in->batches : 1;
 }
 
 /* The first batch's is kept: where batches are alike it is that of all. */
@@ -151,64 +183,57 @@ static amount measure(const sdpa_schedule *s)
         const sdpa_cut cut = cut_of(s, b);
         if (!cut.tasks) continue;
         all.heads += times;
-        all.parts += times * nodes(&cut, 0);
+        all.bundles += times * cut.bundles;
+        all.parts += times * cut.bundles * nodes(&cut, 0);
         if (sdpa_height(&cut) > all.height) all.height = sdpa_height(&cut);
     }
     return all;
 }
 
 /* Whether threads end nearly together with units that are the nodes of a level: alike, but for the last of a head, and
- * nearly a multiple of the threads, or so many that their differences do not count. */
+ * nearly a multiple of the threads, or so many that their differences do not count.  Few rows wait for memory, which
+ * serves the threads unevenly. */
 static int share_evenly(const sdpa_schedule *s, const amount *all, int level)
 {
-    enum { FEWEST = 4, MANY = 10 };
-    if (!all->alike) return (level < all->height ? all->parts >> level : all->heads) >= MANY * (int64_t)s->threads;
-    const int64_t units = all->heads * nodes(&s->cut, level);
-    const double largest = (double)min64(nodes(&s->cut, 0), INT64_C(1) << level);
-    return units >= FEWEST * (int64_t)s->threads &&
-           sdpa_busy(s->threads, (double)units, largest, (double)all->parts) >= EVENLY;
+    enum { OF_FEW = 4, MANY = 10 };
+    const int64_t threads = s->threads, fewest = s->kernel->few_rows ? OF_FEW : 1;
+    if (!all->alike) return (level < all->height ? all->parts >> level : all->bundles) >= MANY * threads;
+    const sdpa_cut *cut = &s->cut;
+    const int64_t parts = nodes(cut, 0), units = all->bundles * nodes(cut, level),
+                  largest = up(cut->tasks, cut->bundles) * min64(parts, INT64_C(1) << level);
+    const double more = 1 + unevenness(s->input, 0) * (1 - 1 / (double)cut->bundles);
+    return units >= fewest * threads && sdpa_busy(s->threads, (double)units, more * (double)largest,
+                                                  (double)(all->heads * cut->tasks * parts)) >= EVENLY;
 }
 
 static int64_t units_of_head(const sdpa_schedule *s, sdpa_cut cut)
 {
-    return !cut.tasks ? 0 : s->split ? nodes(&cut, s->level) : cut.bundles;
+    return !cut.tasks ? 0 : cut.bundles * (s->split ? nodes(&cut, s->level) : 1);
 }
 
-/* All units of the call for this kernel.  Few rows: where heads do not keep the threads busy to the end, units are nodes
- * of the trees of parts, as large as will do. */
+/* All units of the call for this kernel: bundles; or where these do not keep the threads busy to the end, nodes of the
+ * trees of their parts, as large as will do. */
 int64_t sdpa_count_units(sdpa_schedule *s)
 {
     const sdpa_input *in = s->input;
-    s->split = 0, s->level = 0, s->most_units = 0;
+    s->split = 0, s->level = 0, s->most_units = 0, s->largest_bundle = 1;
     if (in->batches == 0 || in->kv_heads == 0) return 0;
     s->cut = cut_head(s, 0);
-    if (s->kernel->join) {
-        const amount all = measure(s);
-        s->level = all.height;
-        while (s->threads > 1 && s->level > 0 && !share_evenly(s, &all, s->level)) --s->level;
-        s->split = s->level < all.height;
-    }
+    const amount all = measure(s);
+    s->level = all.height;
+    while (s->threads > 1 && s->level > 0 && !share_evenly(s, &all, s->level)) --s->level;
+    s->split = s->level < all.height;
     int64_t units = 0;
     for (int64_t b = 0; b < different_batches(s); ++b) {
         if (in->q_starts) s->unit_starts[b] = units;
-        const int64_t each = units_of_head(s, cut_of(s, b));
+        const sdpa_cut cut = cut_of(s, b);
+        const int64_t each = units_of_head(s, cut);
         units += in->kv_heads * each;
         s->most_units = max64(s->most_units, each);
+        if (each) s->largest_bundle = (int)max64(s->largest_bundle, up(cut.tasks, cut.bundles));
     }
     if (in->q_starts) return s->unit_starts[in->batches] = units;
     return in->batches * in->kv_heads * s->most_units;
-}
-
-int sdpa_largest_bundle(const sdpa_schedule *s)
-{
-    const sdpa_input *in = s->input;
-    int64_t largest = 1;
-    if (in->kv_heads == 0) return 1;
-    for (int64_t b = 0; b < (in->q_starts ? in->batches : min64(in->batches, 1)); ++b) {
-        const sdpa_cut cut = cut_of(s, b);
-        if (cut.bundles) largest = max64(largest, up(cut.tasks, cut.bundles));
-    }
-    return (int)largest;
 }
 
 /* The last sequence that starts at or before a unit and is not empty. */
@@ -235,9 +260,11 @@ sdpa_unit sdpa_find_unit(const sdpa_schedule *s, int64_t unit)
     const int64_t first = in->q_starts ? s->unit_starts[found.batch] : found.batch * of_batch;
     found.cut = cut_of(s, found.batch);
     const int64_t per_head = in->q_starts ? units_of_head(s, found.cut) : s->most_units;
+    const int64_t of_bundle = s->split && found.cut.tasks ? nodes(&found.cut, s->level) : 1;
     found.kv_head = (unit - first) / per_head;
-    found.first = first + found.kv_head * per_head;
-    found.index = unit - found.first + (s->split ? found.cut.parts.begin >> s->level : 0);
+    found.bundle = (unit - first) % per_head / of_bundle;
+    found.first = first + found.kv_head * per_head + found.bundle * of_bundle;
+    found.node = unit - found.first + (s->split ? found.cut.parts.begin >> s->level : 0);
     return found;
 }
 

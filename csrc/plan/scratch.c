@@ -40,7 +40,7 @@ static void take_shared(const sdpa_input *in, const sdpa_kernel *kernel, supply 
     s->s = take(memory, keys * rows, bytes);
     s->visible = take(memory, keys * rows, bytes);
     s->high = take(memory, rows, bytes);
-    s->block_o = kernel->join || kernel->step == 2 ? take(memory, value_dim * rows, bytes) : NULL;
+    s->block_o = kernel->few_rows || kernel->step == 2 ? take(memory, value_dim * rows, bytes) : NULL;
     s->poison = take(memory, value_dim * rows, bytes);
     s->key_copy = take(memory, keys * dim, bytes);
     s->value_copy = take(memory, keys * value_dim, bytes);

@@ -2,8 +2,9 @@
 #
 # A task is up to 64 query rows of one key/value head.  It walks over the blocks of keys that any of its rows may see,
 # and keeps for each row the largest score so far, the sum of the weights and the weighted sum of the values (the online
-# softmax of Milakov and Gimelshein; FlashAttention).  A unit, which one thread takes at once, is a bundle of tasks that
-# share what they read; or, with few rows, a part of the keys.
+# softmax of Milakov and Gimelshein; FlashAttention).  Many keys are cut into parts, which are summed on their own and
+# then joined.  A unit, which one thread takes at once, is a bundle of tasks that share what they read; or, where these
+# are too few for the threads, some parts of their keys.
 from libc.stdint cimport int64_t
 
 
@@ -91,139 +92,155 @@ cdef bint attend_at_once(const sdpa_schedule *s, sdpa_task *t) noexcept nogil:
     return s.kernel.write_at_once(s.input, t)
 
 
-cdef void run_bundle(const sdpa_schedule *s, const sdpa_unit *unit, char *scratch) noexcept nogil:
-    cdef sdpa_task tasks[SDPA_MAX_BUNDLE]
-    cdef int64_t first = unit.index * unit.cut.tasks // unit.cut.bundles
-    cdef int i, count = <int>((unit.index + 1) * unit.cut.tasks // unit.cut.bundles - first)
-    sdpa_lay_out_scratch(s, scratch, tasks, count)
-    for i in range(count):
-        sdpa_enter_task(s, unit, first + i, &tasks[i].rows)
-        if s.ahead:
-            sdpa_look_ahead(s, unit, first + i, &tasks[i].rows)
-    if s.at_once:
-        for i in range(count):
-            if stopped(s.watch, block_products(s, &tasks[i].rows)):
-                return
-            if not attend_at_once(s, &tasks[i]):
-                attend_carefully(s, &tasks[i], 1)
-                finish_task(s, &tasks[i])
-        return
-    attend_carefully(s, tasks, count)
-    for i in range(count):
-        finish_task(s, &tasks[i])
-
-
 cdef struct attention_call:
     const sdpa_schedule *schedule
-    size_t sums_bytes
+    size_t task_bytes, sums_bytes  # of the sums of a task, and of a bundle
     char *sums  # where nodes are units: of each, and
-    int *gates  # of each but the first of a head, of the node that it is the right half of: whether one half is ready
+    int *gates  # of each but the first of a bundle, of the node that it is the right half of: whether one half is ready
 
 
-cdef struct few_rows:
-    # One task, whose keys are summed part by part.
+cdef struct bundle:
     const attention_call *call
     sdpa_unit unit
-    sdpa_task task
-    sdpa_span keys  # all that its rows see
-    char *scratch  # behind that of the task
+    int count
+    sdpa_task tasks[SDPA_MAX_BUNDLE]
+    sdpa_span keys[SDPA_MAX_BUNDLE]  # all that their rows see; of a task those of the current part
+    char *scratch  # behind that of the tasks
 
 
-cdef void enter_few_rows(
-    const attention_call *call, const sdpa_unit *unit, char *scratch, few_rows *few
-) noexcept nogil:
-    few.call, few.unit = call, unit[0]
-    few.scratch = scratch + sdpa_scratch_bytes(call.schedule, 1)
-    sdpa_lay_out_scratch(call.schedule, scratch, &few.task, 1)
-    sdpa_enter_task(call.schedule, unit, 0, &few.task.rows)
-    few.keys = few.task.rows.keys
+cdef void enter_bundle(const attention_call *call, const sdpa_unit *unit, char *scratch, bundle *b) noexcept nogil:
+    cdef const sdpa_schedule *s = call.schedule
+    cdef int64_t first = unit.bundle * unit.cut.tasks // unit.cut.bundles
+    cdef sdpa_span seen
+    cdef int i
+    b.call, b.unit = call, unit[0]
+    b.count = <int>((unit.bundle + 1) * unit.cut.tasks // unit.cut.bundles - first)
+    b.scratch = scratch + sdpa_scratch_bytes(s, b.count)
+    sdpa_lay_out_scratch(s, scratch, b.tasks, b.count)
+    for i in range(b.count):
+        sdpa_enter_task(s, unit, first + i, &b.tasks[i].rows)
+        b.keys[i] = b.tasks[i].rows.keys
+        if s.ahead:
+            sdpa_look_ahead(s, unit, first + i, &b.tasks[i].rows)
+    if not s.split:  # those of the bundle, of which there are fewer than of the head with a window
+        seen = b.keys[0]
+        for i in range(1, b.count):
+            seen.begin, seen.end = min(seen.begin, b.keys[i].begin), max(seen.end, b.keys[i].end)
+        b.unit.cut.parts = sdpa_parts_of(&unit.cut, seen)
 
 
-cdef void sum_part(few_rows *few, int64_t part, char *to) noexcept nogil:
-    cdef const sdpa_schedule *s = few.call.schedule
-    sdpa_lay_out_sums(s, to, &few.task.scratch)
-    few.task.rows.keys = sdpa_node_keys(&few.unit.cut, 0, part, few.keys)
-    attend_carefully(s, &few.task, 1)
-    s.kernel.start(s.input, &few.task)
+cdef void run_at_once(bundle *b) noexcept nogil:
+    cdef const sdpa_schedule *s = b.call.schedule
+    cdef int i
+    for i in range(b.count):
+        if stopped(s.watch, block_products(s, &b.tasks[i].rows)):
+            return
+        if not attend_at_once(s, &b.tasks[i]):
+            attend_carefully(s, &b.tasks[i], 1)
+            finish_task(s, &b.tasks[i])
 
 
-cdef void join_sums(few_rows *few, char *left, char *right) noexcept nogil:
+cdef void run_bundle(bundle *b) noexcept nogil:
+    cdef const sdpa_schedule *s = b.call.schedule
+    cdef int i
+    attend_carefully(s, b.tasks, b.count)
+    for i in range(b.count):
+        finish_task(s, &b.tasks[i])
+
+
+cdef void sum_part(bundle *b, int64_t part, char *to) noexcept nogil:
+    cdef const sdpa_schedule *s = b.call.schedule
+    cdef int i
+    for i in range(b.count):
+        sdpa_lay_out_sums(s, to + i * b.call.task_bytes, &b.tasks[i].scratch)
+        b.tasks[i].rows.keys = sdpa_node_keys(&b.unit.cut, 0, part, b.keys[i])
+        b.tasks[i].rows.ahead = s.ahead and b.tasks[i].rows.keys.end == b.keys[i].end
+    attend_carefully(s, b.tasks, b.count)
+    for i in range(b.count):
+        s.kernel.start(s.input, &b.tasks[i])
+
+
+cdef void join_sums(bundle *b, char *left, char *right) noexcept nogil:
     """Those of both, in place of the left ones."""
-    cdef const sdpa_schedule *s = few.call.schedule
+    cdef const sdpa_schedule *s = b.call.schedule
     cdef sdpa_task other
-    sdpa_lay_out_sums(s, left, &few.task.scratch)
-    sdpa_lay_out_sums(s, right, &other.scratch)
-    s.kernel.join(s.input, &few.task, &other)
+    cdef int i
+    for i in range(b.count):
+        sdpa_lay_out_sums(s, left + i * b.call.task_bytes, &b.tasks[i].scratch)
+        sdpa_lay_out_sums(s, right + i * b.call.task_bytes, &other.scratch)
+        s.kernel.join(s.input, &b.tasks[i], &other)
 
 
-cdef void sum_node(few_rows *few, int level, int64_t node, char *to, char *spare) noexcept nogil:
+cdef void sum_node(bundle *b, int level, int64_t node, char *to, char *spare) noexcept nogil:
     """The sums over a node of the tree of parts, from left to right.  `spare` has room for one on each level below."""
     cdef int below = level - 1
     if level == 0:
-        sum_part(few, node, to)
-    elif not sdpa_has_node(&few.unit.cut, below, 2 * node):
-        sum_node(few, below, 2 * node + 1, to, spare)
-    elif not sdpa_has_node(&few.unit.cut, below, 2 * node + 1):
-        sum_node(few, below, 2 * node, to, spare)
+        sum_part(b, node, to)
+    elif not sdpa_has_node(&b.unit.cut, below, 2 * node):
+        sum_node(b, below, 2 * node + 1, to, spare)
+    elif not sdpa_has_node(&b.unit.cut, below, 2 * node + 1):
+        sum_node(b, below, 2 * node, to, spare)
     else:
-        sum_node(few, below, 2 * node, to, spare)
-        sum_node(few, below, 2 * node + 1, spare, spare + few.call.sums_bytes)
-        join_sums(few, to, spare)
+        sum_node(b, below, 2 * node, to, spare)
+        sum_node(b, below, 2 * node + 1, spare, spare + b.call.sums_bytes)
+        join_sums(b, to, spare)
 
 
-cdef void finish_few_rows(few_rows *few, char *sums) noexcept nogil:
-    sdpa_lay_out_sums(few.call.schedule, sums, &few.task.scratch)
-    few.task.scratch.started = 1
-    few.task.rows.keys = few.keys
-    finish_task(few.call.schedule, &few.task)
+cdef void finish_bundle(bundle *b, char *sums) noexcept nogil:
+    cdef const sdpa_schedule *s = b.call.schedule
+    cdef int i
+    for i in range(b.count):
+        sdpa_lay_out_sums(s, sums + i * b.call.task_bytes, &b.tasks[i].scratch)
+        b.tasks[i].scratch.started = 1
+        b.tasks[i].rows.keys = b.keys[i]
+        finish_task(s, &b.tasks[i])
 
 
-cdef inline int64_t unit_of_node(const few_rows *few, int level, int64_t node) noexcept nogil:
+cdef inline int64_t unit_of_node(const bundle *b, int level, int64_t node) noexcept nogil:
     """The first unit in it, where its sums are."""
-    cdef int unit_level = few.call.schedule.level
-    cdef int64_t first = few.unit.cut.parts.begin >> unit_level
-    return few.unit.first + max(first, node << (level - unit_level)) - first
+    cdef int unit_level = b.call.schedule.level
+    cdef int64_t first = b.unit.cut.parts.begin >> unit_level
+    return b.unit.first + max(first, node << (level - unit_level)) - first
 
 
-cdef void join_upwards(few_rows *few) noexcept nogil:
+cdef void join_upwards(bundle *b) noexcept nogil:
     """The unit's sums are ready.  Whoever comes second joins both halves of a node, and goes on to the one above."""
-    cdef const attention_call *call = few.call
-    cdef const sdpa_cut *cut = &few.unit.cut
+    cdef const attention_call *call = b.call
+    cdef const sdpa_cut *cut = &b.unit.cut
     cdef int level = call.schedule.level, height = sdpa_height(cut)
-    cdef int64_t node = few.unit.index, left, right
+    cdef int64_t node = b.unit.node, left, right
     while level < height:
         if sdpa_has_node(cut, level, node & ~1) and sdpa_has_node(cut, level, node | 1):
-            left, right = unit_of_node(few, level, node & ~1), unit_of_node(few, level, node | 1)
+            left, right = unit_of_node(b, level, node & ~1), unit_of_node(b, level, node | 1)
             if not sdpa_comes_second(&call.gates[right]):
                 return
-            join_sums(few, call.sums + left * call.sums_bytes, call.sums + right * call.sums_bytes)
+            join_sums(b, call.sums + left * call.sums_bytes, call.sums + right * call.sums_bytes)
         node >>= 1
         level += 1
-    finish_few_rows(few, call.sums + few.unit.first * call.sums_bytes)
-
-
-cdef void run_few_rows(const attention_call *call, const sdpa_unit *unit, int64_t index, char *scratch) noexcept nogil:
-    cdef const sdpa_schedule *s = call.schedule
-    cdef few_rows few
-    cdef int height
-    enter_few_rows(call, unit, scratch, &few)
-    if not s.split:
-        height = sdpa_height(&unit.cut)
-        sum_node(&few, height, unit.cut.parts.begin >> height, few.scratch, few.scratch + call.sums_bytes)
-        finish_few_rows(&few, few.scratch)
-    elif sdpa_has_node(&unit.cut, s.level, unit.index):  # others have more
-        sum_node(&few, s.level, unit.index, call.sums + index * call.sums_bytes, few.scratch)
-        if not sdpa_stops(s.watch):
-            join_upwards(&few)
+    finish_bundle(b, call.sums + b.unit.first * call.sums_bytes)
 
 
 cdef void run_unit(const void *of, int64_t index, char *scratch) noexcept nogil:
     cdef const attention_call *call = <const attention_call *>of
-    cdef sdpa_unit unit = sdpa_find_unit(call.schedule, index)
-    if call.schedule.split or unit.cut.parts.end - unit.cut.parts.begin > 1:
-        run_few_rows(call, &unit, index, scratch)
+    cdef const sdpa_schedule *s = call.schedule
+    cdef sdpa_unit unit = sdpa_find_unit(s, index)
+    cdef bundle b
+    cdef int height
+    if unit.bundle >= unit.cut.bundles:
+        return  # other batches have more
+    enter_bundle(call, &unit, scratch, &b)
+    if s.at_once:
+        run_at_once(&b)
+    elif s.split:
+        sum_node(&b, s.level, unit.node, call.sums + index * call.sums_bytes, b.scratch)
+        if not sdpa_stops(s.watch):
+            join_upwards(&b)
+    elif b.unit.cut.parts.end - b.unit.cut.parts.begin > 1:
+        height = sdpa_height(&b.unit.cut)
+        sum_node(&b, height, b.unit.cut.parts.begin >> height, b.scratch, b.scratch + call.sums_bytes)
+        finish_bundle(&b, b.scratch)
     else:
-        run_bundle(call.schedule, &unit, scratch)
+        run_bundle(&b)
 
 
 cdef double pairs_seen(const sdpa_input *p, const sdpa_rows *rows, sdpa_span keys) noexcept nogil:
@@ -242,15 +259,13 @@ cdef double weigh_unit(const void *of, int64_t index) noexcept nogil:
     cdef sdpa_rows rows
     cdef sdpa_span keys
     cdef double pairs = 0
-    cdef int64_t task = unit.index * unit.cut.tasks // unit.cut.bundles
-    cdef int64_t end = (unit.index + 1) * unit.cut.tasks // unit.cut.bundles
-    if s.split:
-        task, end = 0, unit.cut.tasks if sdpa_has_node(&unit.cut, s.level, unit.index) else 0
-    while task < end:
+    cdef int64_t task = unit.bundle * unit.cut.tasks // max(1, unit.cut.bundles)
+    cdef int64_t end = (unit.bundle + 1) * unit.cut.tasks // max(1, unit.cut.bundles)
+    while unit.bundle < unit.cut.bundles and task < end:
         sdpa_enter_task(s, &unit, task, &rows)
         keys.begin, keys.end = 0, rows.kv_len
         if s.split:
-            keys = sdpa_node_keys(&unit.cut, s.level, unit.index, keys)
+            keys = sdpa_node_keys(&unit.cut, s.level, unit.node, keys)
         pairs += pairs_seen(s.input, &rows, keys)
         task += 1
     return pairs * (s.input.dim + s.input.value_dim + 16)
@@ -300,21 +315,25 @@ cdef int distance_of(const sdpa_input *p) noexcept:
     return SDPA_THIRD_LEVEL if bytes <= MOST_IN_THIRD_LEVEL else SDPA_MEMORY
 
 
+cdef size_t bundle_sums_bytes(const sdpa_schedule *s) noexcept:
+    return s.largest_bundle * sdpa_sums_bytes(s)
+
+
 cdef size_t scratch_bytes(const sdpa_schedule *s) noexcept:
     """Of one thread.  It does not depend on the number of keys, but for one set of sums for each level of the tree of
     parts: ten at most."""
-    cdef size_t sums = (s.level + 1) * sdpa_sums_bytes(s) if s.level or s.split else 0
-    return sdpa_scratch_bytes(s, sdpa_largest_bundle(s)) + sums
+    cdef size_t sums = (s.level + 1) * bundle_sums_bytes(s) if s.level or s.split else 0
+    return sdpa_scratch_bytes(s, s.largest_bundle) + sums
 
 
 cdef size_t shared_bytes(const sdpa_schedule *s, int64_t units) noexcept:
     """Of what threads hand to each other: the sums of units, of which there are no more than the threads ask for."""
-    return units * (sdpa_sums_bytes(s) + sizeof(int)) if s.split else 0
+    return units * (bundle_sums_bytes(s) + sizeof(int)) if s.split else 0
 
 
 cdef bint alike_and_near(const sdpa_schedule *s) noexcept nogil:
     """Whether units of few rows last equally long, and the second-level caches hold K and V."""
-    return s.kernel.join != NULL and s.far == SDPA_NEAR and s.input.kv_lengths == NULL and s.input.q_starts == NULL
+    return s.kernel.few_rows and s.far == SDPA_NEAR and s.input.kv_lengths == NULL and s.input.q_starts == NULL
 
 
 cdef int run(sdpa_schedule *s) except -1:
@@ -329,7 +348,8 @@ cdef int run(sdpa_schedule *s) except -1:
     hire(&c, threads, work_of(p, rows_of_head(p), p.dim + p.value_dim) / WORK_OF_US, scratch_bytes(s),
          shared_bytes(s, units))
     s.watch = &c.watch
-    call.schedule, call.sums_bytes, call.sums = s, sdpa_sums_bytes(s), c.beside
+    call.schedule, call.task_bytes, call.sums = s, sdpa_sums_bytes(s), c.beside
+    call.sums_bytes = bundle_sums_bytes(s)
     call.gates = <int *>(c.beside + units * call.sums_bytes)
     if s.split:
         memset(call.gates, 0, units * sizeof(int))

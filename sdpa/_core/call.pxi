@@ -341,7 +341,7 @@ cdef class Call(Options):
             rows=min(s.most_rows, per_task * kernel.lanes),
             keys=kernel.block_keys,
             tasks=self.p.batches * self.p.kv_heads * cut.tasks if units else 0,
-            bundle=sdpa_largest_bundle(&s),
+            bundle=s.largest_bundle,
             parts=cut.parts.end - cut.parts.begin,
             parts_shared=bool(s.split),
             threads=threads,

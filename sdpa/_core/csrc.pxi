@@ -65,6 +65,7 @@ cdef extern from "sdpa.h" nogil:
         int64_t fewest_rows, most_rows
         int split, level
         int64_t most_units
+        int largest_bundle
         int far, ahead, at_once
         int64_t *unit_starts
         sdpa_watch *watch
@@ -77,12 +78,12 @@ cdef extern from "sdpa.h" nogil:
         sdpa_span parts
 
     ctypedef struct sdpa_unit:
-        int64_t batch, kv_head, index, first
+        int64_t batch, kv_head, bundle, node, first
         sdpa_cut cut
 
     ctypedef struct sdpa_rows:
         int64_t batch, first, kv_len
-        int count
+        int count, ahead
         sdpa_span keys
 
     ctypedef struct sdpa_block:
@@ -133,7 +134,7 @@ cdef extern from "sdpa.h" nogil:
     ctypedef void (*sdpa_backward_stage)(const sdpa_backward_input *, sdpa_backward_task *) noexcept nogil
 
     ctypedef struct sdpa_kernel:
-        int real_bytes, lanes, rows, block_keys, step
+        int real_bytes, lanes, rows, block_keys, few_rows, step
         int (*copies)(const sdpa_input *) noexcept nogil
         sdpa_stage begin_forward, scores, softmax_block, accumulate
         int (*finite)(const sdpa_input *, const sdpa_task *) noexcept nogil
@@ -162,12 +163,12 @@ cdef extern from "sdpa.h" nogil:
     int sdpa_cpu_runs(const char *isa)
 
     double sdpa_busy(int threads, double units, double largest, double all)
-    int64_t sdpa_cut_evenly(int threads, int64_t heads, int uneven, int64_t of_head, int64_t most)
+    int64_t sdpa_cut_evenly(int threads, int64_t heads, double uneven, int64_t of_head, int64_t most)
     int64_t sdpa_count_units(sdpa_schedule *)
-    int sdpa_largest_bundle(const sdpa_schedule *)
     sdpa_unit sdpa_find_unit(const sdpa_schedule *, int64_t unit)
     bint sdpa_has_node(const sdpa_cut *, int level, int64_t node)
     int sdpa_height(const sdpa_cut *)
+    sdpa_span sdpa_parts_of(const sdpa_cut *, sdpa_span keys)
     sdpa_span sdpa_node_keys(const sdpa_cut *, int level, int64_t node, sdpa_span seen)
     sdpa_unit sdpa_backward_head(const sdpa_schedule *, int64_t head, int64_t finer)
 

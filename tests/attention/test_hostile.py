@@ -59,7 +59,7 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @EACH
 def test_values_too_large_to_sum(kernel, dtype, options):
-    for rows, keys in (1, 60), (3, 133), (40, 133), (1, 2100):
+    for rows, keys in (1, 60), (3, 133), (40, 133), (1, 2100), (20, 3300):
         query, key, _ = draw(2, 2, 1, rows, keys, 8, 1, dtype=dtype)
         value = large_values((2, 1, keys, 7), dtype)
         given = options(rows, keys)
@@ -78,13 +78,13 @@ def test_large_scores_and_values(kernel, dtype, rows):
             judge_large(*both(query, keys, value), query, keys, value)
 
 
-@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("rows, keys", [(1, 2500), (20, 2500), (20, 5000)])
 @EACH
-def test_a_part_of_the_keys_is_large(kernel, dtype, rows):
-    """Parts of few rows: some overflow alone, some only together."""
-    query, key, _ = draw(1, 2, 1, rows, 2500, 8, 1, dtype=dtype)
-    for size, where in (1, slice(1000, 1500)), (2.0**-9, slice(0, 2500)), (2.0**-3, slice(2490, 2500)):
-        value = draw(1, 2, 1, rows, 2500, 1, 7, dtype=dtype)[2]
+def test_a_part_of_the_keys_is_large(kernel, dtype, rows, keys):
+    """Parts of the keys: some overflow alone, some only together."""
+    query, key, _ = draw(1, 2, 1, rows, keys, 8, 1, dtype=dtype)
+    for size, where in (1, slice(1000, 1500)), (2.0**-9, slice(0, keys)), (2.0**-3, slice(keys - 10, keys)):
+        value = draw(1, 2, 1, rows, keys, 1, 7, dtype=dtype)[2]
         value[..., where, :4] = largest(dtype) * size
         for threads in 1, 2:
             judge_large(*both(query, key, value, threads=threads), query, key, value)

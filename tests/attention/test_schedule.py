@@ -22,6 +22,8 @@ CALLS = {
     "few rows, a window": ((2, 8, 2, 1, 9000, 64, 64), dict(window=(2000, 0))),
     "few rows, lengths": ((4, 4, 2, 1, 5000, 128, 64), dict(kv_lengths=np.array([5000, 3, 0, 2600]))),
     "guesses": ((1, 4, 2, 3, 4000, 128, 128), dict(causal=True)),
+    "a chunk": ((1, 4, 2, 40, 7000, 64, 64), dict(causal=True)),
+    "a chunk, lengths": ((3, 2, 1, 60, 9000, 16, 16), dict(kv_lengths=np.array([9000, 0, 3300]), window=(4000, 0))),
 }
 
 
