@@ -42,11 +42,12 @@ cdef struct backward_call:
 # Tasks that a thread takes through each block together.  Measured with 1, 2, 4 and 8: bwd-gqa-1024-causal float32 22.4,
 # 22.0, 21.6, 21.6 ms without the forward pass, bwd-bert 2.35, 2.31, 2.27, 2.30.
 cdef int BACKWARD_BUNDLE = 4
-# Where threads are many the keys of a head are cut that finely: still whole tiles and vectors.
-cdef int64_t FEWEST_KEYS = 32
-# So much of the time all threads shall have work, few and many of them, by a bound that is below what comes out.  For
-# few threads a finer cut costs more than it gives: on two, one head of 512 causal keys in units of 32 took 1.4 times as
-# long as in units of 128.
+# Where threads are many the keys of a head are cut that finely: still whole vectors.  For each stretch of them queries
+# and their gradients are laid out anew, which takes as long as 20 keys (measured: 16 heads on 4, 1024 causal queries,
+# D = 128, in stretches of 128, 64, 32 and 16 keys: 91, 98, 108 and 132 ms of all CPUs).
+cdef int64_t FEWEST_KEYS = 16
+# So much of the time all threads shall have work, few and many of them.  For few a finer cut costs more than it gives:
+# on two, one head of 512 causal keys in units of 32 took 1.4 times as long as in units of 128.
 cdef double FEW_BUSY = 0.75, MANY_BUSY = 0.9
 cdef int FEW_THREADS = 8
 # So much scratch may a thread take, in which the sums of K and V are that are not formed in the result.  Longer heads
@@ -105,6 +106,16 @@ cdef void finish_queries(const backward_call *call, sdpa_backward_task *t, sdpa_
     s.kernel.write_query_gradient(call.input, t)
 
 
+cdef bint enter_backward(
+    const backward_call *call, const stretch *work, int64_t index, sdpa_backward_task *t
+) noexcept nogil:
+    """Whether there is anything to do for the task: a stretch of keys leaves out those that see none of them."""
+    cdef sdpa_span *keys = &t.task.rows.keys
+    sdpa_enter_backward(call.schedule, call.input, &work.head, index, t)
+    keys.end = min(keys.end, work.keys.end)
+    return work.queries or max(keys.begin, work.keys.begin) < keys.end
+
+
 cdef void differentiate(const backward_call *call, const stretch *work, char *scratch) noexcept nogil:
     cdef const sdpa_schedule *s = call.schedule
     cdef sdpa_backward_task tasks[SDPA_MAX_BUNDLE]
@@ -115,15 +126,14 @@ cdef void differentiate(const backward_call *call, const stretch *work, char *sc
     if work.sums:
         sdpa_begin_sums(s.kernel, call.input, &work.head, work.keys, tasks, bundle)
     while index < work.end and not stopped(s.watch, bundle * task_products(s)):
-        count = <int>min(<int64_t>bundle, work.end - index)
-        for i in range(count):
-            sdpa_enter_backward(s, call.input, &work.head, index + i, &tasks[i])
-            tasks[i].task.rows.keys.end = min(tasks[i].task.rows.keys.end, work.keys.end)
+        count = 0
+        while count < bundle and index < work.end:
+            count += enter_backward(call, work, index, &tasks[count])
+            index += 1
         differentiate_blocks(call, tasks, count, work.keys, work.queries)
         if work.queries:
             for i in range(count):
                 finish_queries(call, &tasks[i], work.keys)
-        index += count
     if work.sums and work.end > work.first:
         s.kernel.write_key_gradients(call.input, tasks)
 
@@ -157,6 +167,15 @@ cdef void count_stretches(const sdpa_input *p, backward_plan *plan) noexcept:
     plan.key_units = (p.kv_len + plan.unit_keys - 1) // plan.unit_keys
 
 
+cdef double busy_share(const sdpa_input *p, int threads, double units, double largest, double all) noexcept:
+    """Of the time of the threads, at least or, where units differ, about: the longest of these come first, and there
+    are short ones to fill up with.  With causality the longest are as long as without."""
+    if p.begin_shift == NULL and p.end_shift == NULL:
+        return sdpa_busy(threads, units, largest, all)
+    cdef double mean = all / 2 / threads
+    return mean / max(largest + mean / 3, mean + all / 2 / units)
+
+
 cdef bint cut_finer(const sdpa_input *p, const sdpa_kernel *kernel, int threads, backward_plan *plan) noexcept:
     """Halves the larger of both kinds of units, if threads would wait for the last ones otherwise."""
     cdef int64_t left = plan.heads - plan.whole
@@ -165,9 +184,7 @@ cdef bint cut_finer(const sdpa_input *p, const sdpa_kernel *kernel, int threads,
     cdef double all = 7.0 * left * plan.tasks * p.kv_len
     cdef bint rows_go = plan.unit_tasks > 1 or plan.finer < kernel.rows // kernel.lanes
     cdef bint keys_go = plan.unit_keys > FEWEST_KEYS
-    if p.begin_shift != NULL or p.end_shift != NULL:
-        all /= 2  # as with causality, where the longest are as long as without
-    if sdpa_busy(threads, left * (plan.row_units + plan.key_units), max(of_rows, of_keys), all) >= (
+    if busy_share(p, threads, left * (plan.row_units + plan.key_units), max(of_rows, of_keys), all) >= (
             FEW_BUSY if threads <= FEW_THREADS else MANY_BUSY):
         return False
     if rows_go and (of_rows >= of_keys or not keys_go):
@@ -194,14 +211,14 @@ cdef stretch find_stretch(const sdpa_schedule *s, const backward_plan *plan, int
     cdef bint cut = part >= 0, of_keys = part >= of_rows
     if of_keys:  # those of rows come first, for they last longer
         part -= of_rows
-    cdef int64_t each = plan.key_units if of_keys else plan.row_units
+    cdef int64_t left = plan.heads - plan.whole  # first the first units of all of them: with causality the longest
     work.head = sdpa_backward_head(
-        s, plan.whole + part // each if cut else unit, plan.finer if cut and not of_keys else 1)
+        s, plan.whole + part % left if cut else unit, plan.finer if cut and not of_keys else 1)
     work.first, work.end = 0, work.head.cut.tasks
     work.keys.begin, work.keys.end = 0, p.kv_lengths[work.head.batch] if p.q_starts != NULL else p.kv_len
     work.queries = work.sums = True
     if cut:
-        index = part % each
+        index = part // left
         work.queries, work.sums = not of_keys, of_keys
         if work.queries:
             work.first = min(work.end, index * plan.unit_tasks)
