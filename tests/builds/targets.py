@@ -137,15 +137,18 @@ def headers(folder, target, settings):
     return copy
 
 
-def numpy_headers(folder, target, version):
-    """Of the newest NumPy that the Python has.  What is built with NumPy 2 runs with older ones, too, down to the one
-    that its headers name; the tests of wheels have the oldest."""
+def numpy_headers(folder, target, python):
+    """Of the same NumPy that `python` has, whose declarations Cython reads.  What is built with NumPy 2 runs with older
+    ones, too, down to the one that its headers name; the tests of wheels have the oldest."""
+    said = "import numpy, sys; print(numpy.__version__, *sys.version_info[:2])"
+    version, *short = subprocess.run([python, "-c", said], check=True, capture_output=True, text=True).stdout.split()
     wheels = folder / "numpy"
-    if not any(wheels.glob("*.whl")):
-        fetch = [*PIP, "download", "--no-deps", "--only-binary=:all:", f"--python-version={version}"]
-        fetch += [f"--platform={tag}" for tag in target.numpy.split()]
-        subprocess.run([*fetch, "--dest", wheels, "numpy>=2"], check=True)
-    (wheel,) = wheels.glob("*.whl")
+    found = f"numpy-{version}-*.whl"
+    if not any(wheels.glob(found)):
+        fetch = [*PIP, "download", "--no-deps", "--only-binary=:all:", f"--python-version={'.'.join(short)}"]
+        fetch += [f"--abi=cp{''.join(short)}", *(f"--platform={tag}" for tag in target.numpy.split())]
+        subprocess.run([*fetch, "--dest", wheels, f"numpy=={version}"], check=True)
+    (wheel,) = wheels.glob(found)
     inside = "numpy/_core/include/"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.startswith(inside)])
@@ -174,7 +177,7 @@ def environment(folder, target, python):
     folder.mkdir(parents=True, exist_ok=True)
     settings, version = settings_of(python)
     found = headers(folder, target, settings)
-    include = numpy_headers(folder, target, settings["py_version_short"])
+    include = numpy_headers(folder, target, python)
     compiler = f"{ZIG} cc -target {target.zig} -I{include}"
     link = f"{compiler} -shared {target.flags}"
     if target.config == "windows":
