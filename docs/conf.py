@@ -45,6 +45,13 @@ numpydoc_class_members_toctree = False
 highlight_language = "none"  # of blocks that do not say: drawings, masks, commands
 toc_object_entries_show_parents = "hide"
 
+
+def setup(app):
+    """The fields of a named tuple are in the section Attributes of its docstring, and not members once more."""
+    field = type(sdpa.Gradients.query)
+    app.connect("autodoc-skip-member", lambda app, what, name, found, skip, options: isinstance(found, field) or None)
+
+
 html_theme = "pydata_sphinx_theme"
 html_title = f"sdpa {version}"
 html_static_path = ["static"]

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import _core
+from .._fields import documented
 from .._options import AttentionOptions, takes
 from .._runtime import kernels
 
@@ -14,21 +15,30 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@documented
 class Explanation(NamedTuple):
     """How one call is computed.  `str(explanation)` is a readable text.
 
     Attributes
     ----------
-    kernel, engine : str
-        What computes it: one of `kernels`, and its engine for many rows or for few.
+    kernel : str
+        What computes it, one of `kernels`.
+    engine : str
+        The engine of the kernel, for many rows or for few.
     dtype : str
-        What is computed in.
-    rows_per_task, keys_per_block : int
-        The pieces into which the work is cut.
-    tasks, threads : int
-        How many of these pieces there are, and how many threads take them.
-    flops, bytes : int
-        The work: see `explain`.
+        The dtype of the query, in which the call is computed.
+    rows_per_task : int
+        The rows of a task, the piece of work that one thread takes.
+    keys_per_block : int
+        The keys that a task goes through at a time.
+    tasks : int
+        How many tasks there are.
+    threads : int
+        How many threads take them.
+    flops : int
+        The operations, as `explain` counts them.
+    bytes : int
+        The bytes of inputs and result, as `explain` counts them.
     scratch_bytes : int
         The memory that the call takes beside inputs and results.
     why : tuple of str

@@ -5,14 +5,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._fields import documented
 
+
+@documented
 class Gradients(NamedTuple):
     """What `attention_backward` returns: the gradient with respect to each input, in the input's shape.
 
     Attributes
     ----------
     query, key, value : array
+        The gradient with respect to this input.
     bias, sinks : array, or None if the call had none
+        The gradient with respect to this input.
     """
 
     query: Any

@@ -25,8 +25,14 @@ OF_CACHE = WORDS | {
 ATTEND = takes("attend", CacheOptions, OF_CACHE, causal=True)
 
 
-def of_store(name):
-    return property(operator.attrgetter(f"_store.{name}"), doc=f"The argument `{name}`, or its default.")
+# What a cache was made with.
+MADE_WITH = ("batch", "kv_heads", "head_dim", "value_dim", "dtype", "capacity", "window", "keep", "group")
+
+
+def made_with(owner):
+    """The properties MADE_WITH of a class, whose instances have in `owner` what knows them."""
+    for name in MADE_WITH:
+        yield property(operator.attrgetter(f"{owner}.{name}"), doc=f"The argument `{name}`, or its default.")
 
 
 class KVCache:
@@ -82,10 +88,7 @@ class KVCache:
 
     __slots__ = ("__weakref__", "_store")
 
-    # What it was made with.
-    batch, kv_heads, head_dim, value_dim, dtype, capacity, window, keep, group = map(
-        of_store, ("batch", "kv_heads", "head_dim", "value_dim", "dtype", "capacity", "window", "keep", "group")
-    )
+    batch, kv_heads, head_dim, value_dim, dtype, capacity, window, keep, group = made_with("_store")
 
     def __init__(
         self, batch, kv_heads, head_dim, *, value_dim=None, dtype=np.float32, capacity=None, window=None, keep=0,

@@ -105,6 +105,7 @@ class Linear:
 
     @property
     def bias(self) -> NDArray[Any] | None:
+        """The argument `bias`: (outs), or None."""
         return self._biases[0]
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,11 +55,7 @@ class KVCache:
         "_whole",
     )  # fmt: skip
 
-    # What it was made with.
-    batch, kv_heads, head_dim, value_dim, dtype, capacity, window, keep, group = (
-        property(operator.attrgetter(f"_whole.{name}"))
-        for name in ("batch", "kv_heads", "head_dim", "value_dim", "dtype", "capacity", "window", "keep", "group")
-    )
+    batch, kv_heads, head_dim, value_dim, dtype, capacity, window, keep, group = kv.made_with("_whole")
 
     __signature__ = inspect.Signature(
         [

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _core
 from .._attention.forward import ATTENTION
+from .._fields import documented
 from .._options import AttentionOptions, takes
 from .._runtime import kernels
 from . import _attention
@@ -22,20 +23,49 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@documented
 class Explanation(NamedTuple):
-    """How one call is spread over the ranks.  `str(explanation)` is a readable text."""
+    """How one call is spread over the ranks.  `str(explanation)` is a readable text.
+
+    Attributes
+    ----------
+    ranks : int
+        The number of ranks.
+    rank : int
+        Which of them this one is.
+    way : str
+        How keys and values meet the rows that see them: "ring", "gather", "heads", or "one rank".
+    layout : str
+        Which positions the rows have, as it was given.
+    threads : int
+        The most threads of this rank.
+    chunk_pairs : int
+        How many pairs of a chunk of rows and a chunk of keys this rank computes.
+    flops : int
+        The work of this rank, counted as `sdpa.explain` counts it.
+    balance : float
+        The work of the busiest rank, divided by the mean of all ranks.
+    bytes_sent : int
+        What this rank sends.
+    bytes_sent_in_all : int
+        What all ranks send together.
+    bytes_held : int
+        The most bytes of keys and values of other ranks that this rank holds at a time.
+    why : tuple of str
+        The reasons.
+    """
 
     ranks: int
     rank: int
     way: str
     layout: str
     threads: int
-    chunk_pairs: int  # of a chunk of rows and a chunk of keys that this rank computes
-    flops: int  # of this rank
-    balance: float  # flops of the busiest rank / mean of all ranks
-    bytes_sent: int  # by this rank
+    chunk_pairs: int
+    flops: int
+    balance: float
+    bytes_sent: int
     bytes_sent_in_all: int
-    bytes_held: int  # keys and values of other ranks that this rank has at a time, at most
+    bytes_held: int
     why: tuple
 
     def __str__(self):

@@ -4,13 +4,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._fields import documented
 from ._arrays import arithmetic, cast, deliver, rounded, to_float
 from ._attention import align, compare, differentiate, like_results, over_groups, probabilities, reduced, weighted_sum
 
 
+@documented
 class AdditiveGradients(NamedTuple):
     """What `additive_attention_backward` returns: the gradient with respect to each input, in the input's shape.
-    `bias` and `sinks` are None if the call had none."""
+
+    Attributes
+    ----------
+    query, key, value, w_query, w_key, v : array
+        The gradient with respect to this input.
+    bias, sinks : array, or None if the call had none
+        The gradient with respect to this input.
+    """
 
     query: Any
     key: Any

@@ -9,16 +9,32 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .._fields import documented
 from ._modules import Accelerated, AcceleratedLinear, Nothing
 from ._patterns import DTYPES, Unlike, activation_of, agrees, known, linear_of
 
 
+@documented
 class Report(NamedTuple):
-    """What `accelerate` did.  `str(report)` is a readable text."""
+    """What `accelerate` did.  `str(report)` is a readable text.
 
-    replaced: dict[str, str]  # what the module of that name is now
-    kept: dict[str, str]  # why the module of that name stays, though one like it might be replaced
-    twice: tuple[str, ...]  # modules whose weights others have, too, so that there is a second copy
+    Attributes
+    ----------
+    replaced : dict of str
+        What the module of that name is now.
+    kept : dict of str
+        Why the module of that name stays, though one like it might be replaced.
+    twice : tuple of str
+        Modules whose weights other modules have, too, so that there is a second copy.
+    bytes_before : int
+        The memory that the weights took before.
+    bytes_after : int
+        The memory that the weights take now.
+    """
+
+    replaced: dict[str, str]
+    kept: dict[str, str]
+    twice: tuple[str, ...]
     bytes_before: int
     bytes_after: int
 

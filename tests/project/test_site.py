@@ -1,6 +1,7 @@
 """The site of the documentation: that its pages have what there is to say, and how the built site holds together."""
 
 import argparse
+import importlib.util
 import inspect
 import json
 import re
@@ -117,6 +118,28 @@ def described():
             for method in vars(found) if inspect.isclass(found) else ():
                 if callable(getattr(found, method)) and (method == "__call__" or not method.startswith("_")):
                     yield f"{module.__name__}.{name}.{method}", getattr(found, method)
+
+
+def attributes():
+    """(name, object) of all public attributes of classes that are no methods, and of what torch's adapter reports."""
+    classes = [(name, found) for name, found in described() if inspect.isclass(found)]
+    if importlib.util.find_spec("torch"):
+        from sdpa.torch._accelerate import Report
+
+        classes.append(("sdpa.torch.Report", Report))
+    for name, found in classes:
+        for attribute, one in vars(found).items():
+            if inspect.isdatadescriptor(one) and not attribute.startswith("_"):
+                yield f"{name}.{attribute}", one
+
+
+def test_attributes_have_docstrings_of_their_own():
+    """`help` and the reference show no docstring that Python gives to everything of its kind."""
+    told = {name: inspect.getdoc(found) or "" for name, found in attributes()}
+    assert {"sdpa.Gradients.bias", "sdpa.reference.AdditiveGradients.v", "sdpa.distributed.KVCache.group"} < told.keys()
+    assert "sdpa.distributed.Explanation.balance" in told
+    for name, text in told.items():
+        assert len(text) > 10 and not re.search("Alias for field number|Return a callable object", text), name
 
 
 def parts(docstring):
