@@ -4,6 +4,7 @@ Messages name the argument, the value given and the rule.  Only small arrays are
 sinks, slopes.
 """
 
+import contextlib
 import math
 import operator
 
@@ -15,6 +16,12 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 NUMBERS = frozenset(np.dtype(name).num for name in FLOATS if name != "bfloat16")
 INT64 = np.iinfo(np.int64)
 MOST_AXES = 32  # of an array: NumPy 1 has no more, and NumPy 2, which has 64, broadcasts no more than these
+
+
+def choice(names):
+    """Names in a sentence: "a, b or c"."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}"
 
 
 def plain_array(name, array):
@@ -53,7 +60,7 @@ def is_float(dtype):
 
 def float_dtype(given, *others):
     """The dtype that is meant, one that can be computed with or one of the others."""
-    rule = f"it must be {' or '.join((*others, *FLOATS))}, in native byte order"
+    rule = f"it must be {choice((*others, *FLOATS))}, in native byte order"
     try:
         dtype = np.dtype(_bfloat16() if isinstance(given, str) and given == "bfloat16" else given)
     except TypeError:
@@ -67,8 +74,20 @@ def _bfloat16():
     try:
         from ml_dtypes import bfloat16
     except ImportError:
-        raise ImportError("bfloat16 for NumPy comes from the package ml_dtypes: it must be installed") from None
+        raise ImportError("bfloat16 needs the package ml_dtypes: pip install ml_dtypes") from None
     return bfloat16
+
+
+@contextlib.contextmanager
+def needs(module, *packages):
+    """While what `module` needs is imported: an error that names both if one of the packages is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in packages:
+            raise
+        message = f"{module} needs {error.name}: pip install {error.name}"
+        raise ModuleNotFoundError(message, name=error.name) from None
 
 
 def sum_dtype(dtype):
@@ -106,7 +125,7 @@ def bias_array(name, given):
 def float_array(name, array, fewest_axes=2):
     array = plain_array(name, array)
     if not is_float(array.dtype):
-        raise TypeError(f"{name} has dtype {array.dtype}: it must be {' or '.join(FLOATS)}, in native byte order")
+        raise TypeError(f"{name} has dtype {array.dtype}: it must be {choice(FLOATS)}, in native byte order")
     if array.ndim < fewest_axes:
         raise ValueError(f"{name} has shape {array.shape}: it must have at least two axes")
     if array.ndim > MOST_AXES:

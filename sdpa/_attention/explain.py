@@ -116,19 +116,20 @@ def _reasons(call, kernel, plan):
         yield "few rows share a key/value head: memory is the limit, so K and V are read once, features in lanes"
     else:
         yield f"a vector holds {plan.lanes} rows of {call.query.dtype}, a task up to {plan.most_rows} rows"
+    at_once = f", for {plan.bundle} tasks at once" if plan.bundle > 1 else ""
     if plan.pairs and plan.few_rows:
         yield "pairs of bfloat16 are multiplied: of features of K as it lies, and of rows of V"
     elif plan.pairs:
-        yield f"pairs of bfloat16 are multiplied; V is interleaved a block at a time, for {plan.bundle} tasks at once"
+        yield f"pairs of bfloat16 are multiplied; V is interleaved a block at a time{at_once}"
     elif plan.converted:
-        yield f"K or V is copied to vectors a block at a time, for {plan.bundle} tasks at once"
+        yield f"K or V is copied to vectors a block at a time{at_once}"
     if plan.parts > 1:
         shared = ", shared by the threads," if plan.parts_shared else ""
         yield f"the keys are cut into {plan.parts} parts{shared} that are summed on their own and then joined"
     if plan.threads == 1 and call.threads == 1:
         yield "one thread: the call is small, or one was asked for"
     elif plan.threads < call.threads:
-        yield f"there are {plan.tasks} tasks for {call.threads} threads"
+        yield f"there {'is 1 task' if plan.tasks == 1 else f'are {plan.tasks} tasks'} for {call.threads} threads"
     else:
         yield f"{call.threads} threads may be used"
     group = call.heads // max(call.kv_heads, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import _core
-from .._checks import FLOATS, whole_number, whole_numbers
+from .._checks import FLOATS, choice, whole_number, whole_numbers
 from .folders import (
     FILES,
     SAY_NOTHING,
@@ -66,7 +66,7 @@ def write_npy(path, array):
         header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
         np.lib.format.write_array_header_1_0(file, header)
         for batch in array:
-            for head in batch:  # whose tokens lie one behind the other
+            for head in batch:  # whose tokens lie one after the other
                 file.write(np.ascontiguousarray(head))
 
 
@@ -110,7 +110,7 @@ def _check_names(header):
     if missing:
         raise ValueError(f"it has no {' and no '.join(missing)}")
     if header["dtype"] not in ("int8", *FLOATS):
-        raise ValueError(f"dtype is {header['dtype']!r}: it must be int8 or {' or '.join(FLOATS)}")
+        raise ValueError(f"dtype is {header['dtype']!r}: it must be {choice(('int8', *FLOATS))}")
 
 
 def _numbers(cache, header):

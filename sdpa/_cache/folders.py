@@ -186,7 +186,7 @@ def open_all(path, stack, everything=False):
             raise ValueError(f"path is {str(path)!r}: it holds no saved cache: {error}") from None
         stack.push(found[0])
         return found[1]
-    raise FileNotFoundError(f"path is {str(path)!r}: there is nothing")
+    raise FileNotFoundError(f"path is {str(path)!r}: there is no such folder")
 
 
 def _places(path):

@@ -83,5 +83,5 @@ def _cell(one, i, j):
 def facts(items, figures):
     """Names with texts, for the foot of a page."""
     listed = "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in items.items())
-    missing = "" if figures else f"<p>Figures need matplotlib: <code>pip install '{drawing.EXTRA}'</code></p>\n"
+    missing = "" if figures else "<p>Figures need matplotlib: <code>pip install matplotlib</code></p>\n"
     return f"{missing}<dl>\n{listed}\n</dl>"

@@ -30,7 +30,6 @@ STYLE = {
     "axes.facecolor": "none",
 }
 DOTS_PER_INCH = 96
-EXTRA = "sdpa[lab]"
 
 
 def available():

@@ -2,8 +2,16 @@
 
 import os
 import platform
+from pathlib import Path
 
 from .. import _core
+
+# Where nothing was built, the folder of the sources of _core is imported as a package without anything in it.
+if not hasattr(_core, "kernels"):
+    raise ImportError(
+        f"{Path(__file__).resolve().parents[2]} holds the sources of sdpa, not built for this Python: "
+        "run `pip install -e .` there, or start Python in another folder"
+    )
 
 
 def find(name):

@@ -3,7 +3,10 @@
 Nothing happens on import, and `import sdpa` does not import this package.
 """
 
-from ._cache import Cache
-from ._register import register
+from .._checks import needs
+
+with needs("sdpa.huggingface", "torch", "transformers"):
+    from ._cache import Cache
+    from ._register import register
 
 __all__ = ["Cache", "register"]

@@ -1,7 +1,7 @@
 """The laboratory: claims about attention and 1/√d_k, tested on the kernels of this library.
 
 Each experiment is a function that returns its numbers.  `python -m sdpa lab` runs all experiments and writes a page
-with figures.  `heatmap` draws any attention weights.  Figures need matplotlib: pip install 'sdpa[lab]'."""
+with figures.  `heatmap` draws any attention weights.  Figures need matplotlib: pip install matplotlib."""
 
 from . import (
     _additive,

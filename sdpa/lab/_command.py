@@ -142,7 +142,7 @@ def _write(runs, page, numbers):
         page.write_text(_page.page(runs, figures=figures, date=time.strftime("%Y-%m-%d %H:%M")), encoding="utf-8")
         print(f"\nThe page{'' if figures else ', without figures'}: {page.resolve()}")
         if not figures:
-            print(f"For figures install matplotlib: pip install '{drawing.EXTRA}'")
+            print("Figures need matplotlib: pip install matplotlib")
     if numbers is not None:
         record = {"machine": machine(), "experiments": {run.experiment.name: _record(run) for run in runs}}
         text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False)

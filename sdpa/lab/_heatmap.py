@@ -33,8 +33,8 @@ def heatmap(
 
     Notes
     -----
-    Returns a `matplotlib.figure.Figure`: `heatmap(...).savefig("weights.png")`.  Needs matplotlib, which
-    pip install 'sdpa[lab]' brings.
+    Returns a `matplotlib.figure.Figure`: `heatmap(...).savefig("weights.png")`.  It needs
+    matplotlib: pip install matplotlib.
     """
     maps = _maps(weights)
     heads, M, N = maps.shape
@@ -47,7 +47,7 @@ def heatmap(
     else:
         titles = _labels("titles", titles, heads, "heads")
     if not drawing.available():
-        raise ImportError(f"heatmap needs matplotlib: pip install '{drawing.EXTRA}'")
+        raise ImportError("heatmap needs matplotlib: pip install matplotlib")
     with drawing.style():
         return _draw(maps, tokens, key_tokens, titles)
 

@@ -67,7 +67,7 @@ class Folder:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            message = "text needs the package tokenizers (pip install 'sdpa[models]'): without it give token ids"
+            message = "text needs the package tokenizers (pip install tokenizers): without it, give token ids"
             raise ImportError(message) from None
         try:
             tokenizer = Tokenizer.from_file(str(path))

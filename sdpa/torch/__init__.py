@@ -4,11 +4,14 @@ Importing this package changes nothing in torch, except that it adds the operato
 not import this package.
 """
 
-from ._accelerate import accelerate, restore
-from ._attention import attention, attention_varlen
-from ._beside import merge, rotary
-from ._enable import disable, enable, enabled, explain, register_flash_attention_impl
-from ._like_torch import scaled_dot_product_attention
+from .._checks import needs
+
+with needs("sdpa.torch", "torch"):
+    from ._accelerate import accelerate, restore
+    from ._attention import attention, attention_varlen
+    from ._beside import merge, rotary
+    from ._enable import disable, enable, enabled, explain, register_flash_attention_impl
+    from ._like_torch import scaled_dot_product_attention
 
 __all__ = [
     "accelerate",

@@ -201,6 +201,13 @@ def test_threads_and_tasks(kernel):
     assert sdpa.explain(*large, threads=2, causal=True).tasks >= sdpa.explain(*large, threads=2).tasks
 
 
+def test_reasons_in_the_singular(kernel):
+    told = sdpa.explain(*draw(1, 1, 1, 300, 300, 16, 16), threads=1000)
+    assert told.tasks > 1 and not any(" 1 tasks" in reason for reason in told.why)
+    one = sdpa.explain(*draw(1, 1, 1, 1, 16, 16, 16), threads=4)
+    assert one.tasks == 1 and "there is 1 task for 4 threads" in one.why
+
+
 def test_reasons(kernel):
     arrays = draw()
     told = sdpa.explain(*arrays, out=None, return_lse=True)

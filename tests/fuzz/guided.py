@@ -70,7 +70,7 @@ def main():
     try:
         importlib.import_module("atheris")
     except ImportError:
-        print("atheris is not installed (pip install 'sdpa[fuzz]'; it is there for CPython on Linux): nothing is run")
+        print("atheris is not installed (pip install atheris; it is there for CPython on Linux): nothing is run")
         return 0
     from sdpa._runtime.threads import usable_cpus  # not above: what is imported before atheris, it does not see
 

@@ -120,7 +120,7 @@ def test_no_page(call, two_experiments, tmp_path):
 def test_without_matplotlib(call, two_experiments, tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "available", lambda: False)
     code, out, _ = call()
-    assert code == 0 and "pip install 'sdpa[lab]'" in out
+    assert code == 0 and "Figures need matplotlib: pip install matplotlib" in out
     page = (tmp_path / "sdpa-lab.html").read_text(encoding="utf-8")
     assert "<svg" not in page and "<figure" not in page and page.count("<table>") == 4
     assert "pip install" in page

@@ -2,12 +2,14 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
-from support.processes import run_python
+from support.processes import ROOT, run_python
 
 import sdpa
 from sdpa._commands import bench
@@ -32,6 +34,39 @@ def demo():
     run = command("demo", SDPA_KERNEL=sdpa.kernels()[0], SDPA_NUM_THREADS="2")
     assert run.returncode == 0, run.stderr
     return table(run.stdout)
+
+
+def test_sources_that_were_not_built_say_so(tmp_path):
+    """As in a clone after `pip install .`, which builds a copy elsewhere."""
+    built = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+    shutil.copytree(ROOT / "sdpa", tmp_path / "sdpa", ignore=built)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        [sys.executable, "-m", "sdpa", "info"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode and not run.stdout
+    said = f"ImportError: {tmp_path.resolve()} holds the sources of sdpa, not built for this Python: "
+    assert f"{said}run `pip install -e .` there, or start Python in another folder" in run.stderr
+
+
+@pytest.mark.parametrize(
+    "adapter, package", [("torch", "torch"), ("huggingface", "torch"), ("huggingface", "transformers")]
+)
+def test_adapters_name_what_they_need(adapter, package):
+    """Stand-ins take the place of what else they import."""
+    code = f"""
+        import sys
+        sys.path.insert(0, "docs")
+        from extensions import adapters
+        sys.meta_path.insert(0, adapters.Finder())
+        sys.modules[{package!r}] = None
+        try:
+            import sdpa.{adapter}
+        except ModuleNotFoundError as error:
+            print(error.name, error)
+    """
+    said = run_python(textwrap.dedent(code).replace('"docs"', repr(str(ROOT / "docs"))))
+    assert said == f"{package} sdpa.{adapter} needs {package}: pip install {package}"
 
 
 def test_info_shows_build_info():
