@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -200,8 +201,25 @@ def silence():
         logging.disable(logging.NOTSET)
 
 
+def description(root):
+    """README.md for the package index, which shows it without the files beside it: its links and pictures lead to the
+    repository, once pyproject.toml says where that is."""
+    text, project = ((root / name).read_text(encoding="utf-8") for name in ("README.md", "pyproject.toml"))
+    said = dict(re.findall(r'^(version|Repository) = "(.*?)/?"$', project, re.MULTILINE))
+    if "Repository" not in said:
+        return text
+
+    def whole(link):
+        kind = "raw" if link[0].startswith("!") else "blob"
+        return f"{link[0]}{said['Repository']}/{kind}/v{said['version']}/"
+
+    return re.sub(r"!?\[[^\]]*\]\((?!https://|#)", whole, text)
+
+
 if __name__ == "__main__":
     setup(
+        long_description=description(Path(__file__).resolve().parent),
+        long_description_content_type="text/markdown",
         ext_modules=[
             Extension(
                 "sdpa._core",

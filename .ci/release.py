@@ -58,6 +58,11 @@ def problems(root=ROOT):
         yield f"CHANGELOG.md has ({date}) where it must have the date of the release, such as (2026-12-31)"
     elif found(r"^date-released: (.*)$", "CITATION.cff", root) != date:
         yield f"CITATION.cff must have the line `date-released: {date}`, the date in CHANGELOG.md"
+    if not found(r'^\[project\.urls\]\nRepository = "(https://.*)"$', "pyproject.toml", root):
+        yield (
+            "pyproject.toml does not say where the repository is, so that the links of the README lead nowhere on the "
+            'package index: write [project.urls], and below it Repository = "https://…"'
+        )
     saved = Path("tests/cache/saved", ".".join(version.split(".")[:2]))
     if not (root / saved).is_dir():
         yield f"{saved} is missing: `python tests/cache/saved/make.py` writes it"

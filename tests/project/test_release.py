@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from support.processes import ROOT
 
 FILES = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "sdpa/__init__.py")
+URLS = '[project.urls]\nRepository = "https://example.org/sdpa"\n'
 
 pytestmark = pytest.mark.skipif(
     shutil.which("git") is None or not (ROOT / ".ci").is_dir(), reason="this needs git, and a working tree"
@@ -36,6 +38,8 @@ def ready(tmp_path, monkeypatch):
     change(tmp_path, "CHANGELOG.md", r"^## (\S+) \(.*\)$", r"## \1 (2030-01-31)")
     text = re.sub(r"^date-released:.*\n", "", (tmp_path / "CITATION.cff").read_text(), flags=re.MULTILINE)
     (tmp_path / "CITATION.cff").write_text(text + "date-released: 2030-01-31\n")
+    if "[project.urls]" not in (tmp_path / "pyproject.toml").read_text():
+        change(tmp_path, "pyproject.toml", r"\Z", f"\n{URLS}")
     version = re.search(r'^version = "(\d+\.\d+)', (tmp_path / "pyproject.toml").read_text(), re.MULTILINE)[1]
     (tmp_path / "tests/cache/saved" / version).mkdir(parents=True)
     (tmp_path / "tests/cache/saved" / version / "file").touch()
@@ -77,6 +81,7 @@ def test_versions_agree_in_the_working_tree(release):
         ("CITATION.cff", r"^version: .*", "version: 9.9.9", "CITATION.cff says version 9.9.9"),
         ("CITATION.cff", r"^date-released: .*", "", "must have the line `date-released: 2030-01-31`"),
         ("CHANGELOG.md", r"^## \S+ \(.*\)", "## 9.9.9 (2030-01-31)", "CHANGELOG.md says version 9.9.9"),
+        ("pyproject.toml", r"^Repository = .*", "", "pyproject.toml does not say where the repository is"),
         ("CHANGELOG.md", r"\(2030-01-31\)", "(unreleased)", "has (unreleased) where it must have the date"),
     ],
 )
@@ -84,6 +89,25 @@ def test_what_is_missing_is_said(release, ready, file, pattern, new, said):
     change(ready, file, pattern, new)
     commit(ready)
     assert any(said in problem for problem in release.problems(ready))
+
+
+def test_links_of_the_package_index_lead_to_the_repository(tmp_path):
+    """Those of README.md to files beside it, once there is an address."""
+    description = runpy.run_path(str(ROOT / "setup.py"))["description"]
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    if "[project.urls]" not in (ROOT / "pyproject.toml").read_text(encoding="utf-8"):
+        assert description(ROOT) == readme
+        change(tmp_path, "pyproject.toml", r"\Z", f"\n{URLS}")
+    else:
+        change(tmp_path, "pyproject.toml", r"^Repository = .*", URLS.splitlines()[1])
+    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)[1]
+    shown = description(tmp_path)
+    assert len(re.findall(r"\]\(", shown)) == len(re.findall(r"\]\(", readme)) > 30
+    assert not re.search(r"\]\((?!https://)", shown)
+    assert f"](https://example.org/sdpa/blob/v{version}/docs/how_to/install.md)" in shown
+    assert re.search(rf"!\[[^\]]+\]\(https://example.org/sdpa/raw/v{version}/docs/speed.svg\)", shown)
 
 
 def test_the_repository_must_be_ready(release, ready):
