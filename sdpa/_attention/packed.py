@@ -1,4 +1,4 @@
-"""Attention over sequences of different lengths that are packed one behind the other, without padding."""
+"""Attention over sequences of different lengths that are packed one after the other, without padding."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def attend_window(store, query, options, known):
 
 
 def placed(q_len, options, lengths, floors, aligned, window, keep):
-    """The position of the first query in each batch; and that if it is not behind the last tokens, else None.  It takes
+    """The position of the first query in each batch; and that if it is not after the last tokens, else None.  It takes
     q_offset from the options."""
     q_offset = options.pop("q_offset", None)
     if q_offset is not None:

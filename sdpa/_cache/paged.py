@@ -130,7 +130,7 @@ class PagedKVCache:
         return self._pool.fork(self._find(sequence))
 
     def truncate(self, sequence, n):
-        """Forget all but the first n tokens.  The pages behind them are free again, reserved ones too.
+        """Forget all but the first n tokens.  The pages after them are free again, reserved ones too.
 
         >>> import numpy as np, sdpa
         >>> cache = sdpa.PagedKVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)

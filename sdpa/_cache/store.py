@@ -231,7 +231,7 @@ class Store(_core.CacheBase):
 
     def between(self, operand, begin, end):
         """The numbers of the tokens from position `begin` up to `end`, float where they are int8.  All batches must
-        have them.  This is a view if the tokens lie one behind another."""
+        have them.  This is a view if the tokens lie one after another."""
         slot, run = self._slot(begin, self._now.ring, end)
         slots = slice(slot, slot + run) if run == end - begin else self._slots_of(np.arange(begin, end))
         if operand.scales is None:

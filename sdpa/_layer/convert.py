@@ -183,10 +183,10 @@ def _axes(name, array, count):
 
 def _check_names(what, names, needed, known, prefix=""):
     """Raises if a needed name is missing, or if there is an unknown one."""
-    behind = f" behind {prefix!r}" if prefix else ""
+    after = f" after {prefix!r}" if prefix else ""
     missing = [name for name in needed if name not in names]
     unknown = [name for name in names if name not in known]
     if missing:
-        raise ValueError(f"{what} has no {', '.join(missing)}{behind}: there are {', '.join(names) or 'none'}")
+        raise ValueError(f"{what} has no {', '.join(missing)}{after}: there are {', '.join(names) or 'none'}")
     if unknown:
-        raise ValueError(f"{what} has {', '.join(unknown)}{behind}: there must be none but {', '.join(known)}")
+        raise ValueError(f"{what} has {', '.join(unknown)}{after}: there must be none but {', '.join(known)}")

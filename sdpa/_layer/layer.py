@@ -304,7 +304,7 @@ class MultiHeadAttention:
         -----
         The default of causal is True in self-attention with a cache, else False.  N and kv_lengths count the rows of
         the context, or of x in self-attention; rows at and past the length are not appended to a cache either.  With a
-        cache, row i of x stands behind the tokens that were there before.
+        cache, row i of x comes after the tokens that were there before.
         """
         CALL.check(options)
         x, context, value_context, batched = inputs(self, x, context, value_context, cache)

@@ -14,7 +14,7 @@ from ._layout import FAR
 from ._together import Parts, digest_of
 
 SHARED = [name for name in described(CacheOptions) if name not in OWN]  # the options that all ranks give alike
-FEW = OWN | {"causal"}  # options with which one query behind the last token sees all, and that say nothing else
+FEW = OWN | {"causal"}  # options with which one query after the last token sees all, and that say nothing else
 
 
 class Question:

@@ -74,7 +74,7 @@ class Shelf:
         return room(self.group, name, (max((self._ends(chunks)[-1] for chunks in alternatives), default=0),))
 
     def lay_out(self, memory, chunks):
-        """{chunk: [array, array]}, one behind the other."""
+        """{chunk: [array, array]}, one after the other."""
         ends, places = iter(self._ends(chunks)), {}
         begin = next(ends)
         for c in chunks:
@@ -86,7 +86,7 @@ class Shelf:
         return places
 
     def _ends(self, chunks):
-        """Of the arrays, behind 0; each begins at a whole line of the caches."""
+        """Of the arrays, after 0; each begins at a whole line of the caches."""
         sizes = (math.prod(shape) * dtype.itemsize for c in chunks for shape, dtype in zip(self.shapes[c], self.dtypes))
         return list(itertools.accumulate((-(-size // 64) * 64 for size in sizes), initial=0))
 

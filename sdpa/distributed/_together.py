@@ -64,7 +64,7 @@ def attempt(work, *arguments):
 
 
 class Parts:
-    """Room for what each rank finds for its keys: results and their lse, one behind the other; and a last number, which
+    """Room for what each rank finds for its keys: results and their lse, one after the other; and a last number, which
     says whether it has failed.  A cache keeps it from call to call, as making it takes longer than joining."""
 
     def __init__(self, group, shape, dtype):

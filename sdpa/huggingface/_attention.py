@@ -81,7 +81,7 @@ def whole(out: Tensor) -> Tensor:
 
 
 def packed(query: Tensor, key: Tensor, value: Tensor, starts: tuple[Any, Any], options: Options) -> Tensor:
-    """Attention within the sequences that all batches hold, one behind another."""
+    """Attention within the sequences that all batches hold, one after another."""
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     rows = (x.reshape(-1, *x.shape[2:]) for x in (query, key, value))
     out = attention_varlen(*rows, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], **options)

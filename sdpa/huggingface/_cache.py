@@ -36,7 +36,7 @@ class Cache(DynamicCache):
 
     Notes
     -----
-    A new token is written behind the tokens of the cache, where other caches copy all tokens.  The attention that
+    A new token is written after the tokens of the cache, where other caches copy all tokens.  The attention that
     `register` registers reads keys and values where they lie.  Other implementations get tensors: views, or copies
     where int8 or a window asks for them.  Beam search, assisted generation, `crop` and copies (`copy.deepcopy`, in
     which memory is shared until one of the two changes) work as with DynamicCache.  There are no gradients through the

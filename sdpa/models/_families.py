@@ -89,7 +89,7 @@ _bert = Family(
 
 
 def _first_place(config):
-    """RoBERTa's positions begin behind that of padding."""
+    """RoBERTa's positions begin after that of padding."""
     return 2 if config.get("pad_token_id") is None else config["pad_token_id"] + 1
 
 

@@ -121,7 +121,7 @@ class Safetensors:
         for begin, until, name in sorted(places):
             if begin != end:
                 raise self.error(
-                    name, f"begins at byte {begin} of the data: it must begin at {end}, behind the last one"
+                    name, f"begins at byte {begin} of the data: it must begin at {end}, where the one before ends"
                 )
             end = until
             if end > size:

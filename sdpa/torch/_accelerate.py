@@ -194,7 +194,7 @@ class _Work:
             self.replaced[f"{path}.{ATTENTION}" if path else ATTENTION] = "attention, by sdpa.huggingface"
 
     def fuse(self, path, parent, children) -> None:
-        """Let projections compute the activations behind them."""
+        """Let projections compute the activations that follow them."""
         for (name, child), (after, following) in itertools.pairwise(children):
             alone = self.places[id(child)] == 1
             activation = None

@@ -116,7 +116,7 @@ def _starts(*starts):
 
 
 def _gathered(key, value, block_table):
-    """The pages of the sequences one behind the other, and where each sequence begins."""
+    """The pages of the sequences one after the other, and where each sequence begins."""
     sequences, pages = block_table.shape
     rows = pages * key.shape[1]
     flat = block_table.reshape(-1)

@@ -121,7 +121,7 @@ def arrays_of(*parameters) -> list[Any]:
 
 
 class AcceleratedLinear(Accelerated):
-    """A projection, of nn.Linear or of transformers' Conv1D, with the activation behind it, if there is one."""
+    """A projection, of nn.Linear or of transformers' Conv1D, with the activation that follows it, if there is one."""
 
     def __init__(self, module, linear, *, activation=None, transposed=False, keep=False) -> None:
         super().__init__(module, "Linear" if activation is None else f"Linear with {activation}")
@@ -211,7 +211,7 @@ class AcceleratedNorm(Accelerated):
 
 
 class AcceleratedOutput(Accelerated):
-    """norm(projection(x) + residual), as behind each part of BERT's layers."""
+    """norm(projection(x) + residual), as after each part of BERT's layers."""
 
     def __init__(self, module, linear, norm, *, keep=False) -> None:
         super().__init__(module, "Linear, residual and layer_norm")

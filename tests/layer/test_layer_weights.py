@@ -92,7 +92,7 @@ def without(state, *names):
         (ValueError, without(torch_weights(), "in_proj_weight"), dict(num_heads=3), ["no in_proj_weight", "out_proj"]),
         (ValueError, {}, dict(num_heads=3), ["no out_proj.weight, in_proj_weight", "none"]),
         (ValueError, torch_weights(rope=np.ones(3)), dict(num_heads=3), ["has rope", "none but", "in_proj_weight"]),
-        (ValueError, torch_weights(), dict(num_heads=3, prefix="a."), ["no out_proj.weight", "behind 'a.'"]),
+        (ValueError, torch_weights(), dict(num_heads=3, prefix="a."), ["no out_proj.weight", "after 'a.'"]),
         (ValueError, torch_weights(), dict(num_heads=5), ["embed_dim is 12", "num_heads 5"]),
         (
             ValueError,
