@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from html import escape
 
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
@@ -43,7 +44,22 @@ class Experiments(SphinxDirective):
         return [first, claims]
 
 
+class Framed(SphinxDirective):
+    """A page that was made beside the site, in a frame.  site.css leaves it out where a screen is as narrow as a phone:
+    there it is not loaded, and the link before it is enough."""
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self):
+        page = "../" * self.env.docname.count("/") + self.arguments[0]
+        title = escape(" ".join(self.content))
+        frame = f'<iframe class="framed" src="{page}" title="{title}" loading="lazy"></iframe>'
+        return [nodes.raw("", frame, format="html")]
+
+
 def setup(app):
     app.add_directive("experiments", Experiments)
+    app.add_directive("framed", Framed)
     app.add_directive("command", Command)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
