@@ -128,7 +128,35 @@ def test_the_first_screen_has_the_two_commands_a_newcomer_needs():
     assert commands == ["demo", "test"]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert all(re.search(rf"^{command}:", makefile, re.MULTILINE) for command in commands)
-    assert all(what in screen for what in ("`make`", "`python3`", "C compiler"))
+    assert all(what in screen for what in ("`make`", "Python 3.10", "`venv`", "C compiler"))
+
+
+def test_extras_that_are_named_are_there():
+    """In documents, messages and commands, whether of the library ('sdpa[lab]') or of the clone ('.[lab]')."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    table = re.search(r"^\[project\.optional-dependencies\]\n(.*?)^\[", project, re.MULTILINE | re.DOTALL)[1]
+    extras = set(re.findall(r"^([\w-]+) = ", table, re.MULTILINE))
+    python = [path for folder in ("sdpa", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")]
+    others = [path.read_text(encoding="utf-8") for path in [*python, ROOT / "Makefile"]]
+    named = re.findall(r"[\"'](?:sdpa|\.)\[([\w,-]+)\]", "\n".join([project, *TEXTS.values(), *others]))
+    named = {extra for names in named for extra in names.split(",")}
+    assert {"huggingface", "lab", "mpi", "torch"} <= named <= extras
+
+
+def test_the_commands_without_make_are_those_of_make():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    commands = next(code for _, code in blocks("CONTRIBUTING.md", "") if "--no-build-isolation" in code).splitlines()
+    requirements, install, tests = commands
+    assert requirements.removeprefix("pip install ") in makefile
+    assert install == "pip install --no-build-isolation -e '.[test]'"
+    assert f"\ntest: $(DONE)/test\n\t{tests} $(ARGS)\n" in makefile
+
+
+def test_contributing_names_all_commands_of_make():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    helped = re.findall(r"^\t@echo 'make (\S+)", makefile, re.MULTILINE)
+    assert len(helped) > 20
+    assert sorted(re.findall(r"^make (\S+)", TEXTS["CONTRIBUTING.md"], re.MULTILINE)) == sorted(helped)
 
 
 def test_the_decode_loop_is_the_one_that_is_tested():
