@@ -1,6 +1,6 @@
-"""Compare this library with its peers and with the bound of the machine.  README.md says how it measures.
+"""Compare this library with its peers and with the bound of the machine.  benchmarks/README.md says how it measures.
 
-python -m benchmarks.compare --only prefill,decode --peers torch,ort_attn --seconds 30
+python -m sdpa bench --only prefill,decode --peers torch,ort_attn --seconds 30
 """
 
 import argparse

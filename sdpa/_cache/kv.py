@@ -60,8 +60,9 @@ class KVCache:
         How many tokens from the start all later queries see in spite of the window. (Streaming models call these tokens
         attention sinks.  The option `sinks` of `attend` is something else: logits without a token.)
     group
-        How many neighbours in a key or value share one float32 scale, a power of 2 from 32 on.  Only int8 uses `group`.
-        A number takes 1 + 4 / group bytes; docs/how_to/caches.md prints the error for each.
+        Each run of `group` neighbouring numbers of a key or value shares one float32 scale.  `group` is a power of 2
+        from 32 on, and only int8 uses it.  A number takes 1 + 4 / group bytes; docs/how_to/caches.md prints the error
+        for each.
 
     Notes
     -----

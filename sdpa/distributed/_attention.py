@@ -39,7 +39,7 @@ def attention(
     """`sdpa.attention` of sequences that are spread over the ranks of a communicator.
 
     Each rank gives its rows of query, key and value, and gets its rows of the result.  M and N are the rows of all
-    ranks together; ranks may have any numbers of them, also none.
+    ranks together; ranks may have any numbers of them, including none.
 
     Parameters
     ----------
@@ -47,8 +47,8 @@ def attention(
         The communicator of mpi4py.  All its ranks call this, with the same options.
     query, key, value : (B, H, rows, D), (B, G, rows, D) and (B, G, rows, E), the rows of this rank
     layout
-        Which positions the rows have.  "contiguous": those that follow the rows of the rank before. "zigzag": the first
-        half stands where `rows` says, and so does the second, so that causal work is the same for all ranks.
+        Which positions the rows have.  "contiguous": those that follow the rows of the rank before.  "zigzag": the two
+        halves of a rank's rows are the two chunks that `rows` names, so that causal work is the same for all ranks.
     split
         "sequence": keys and values travel round the ranks, while the block before is computed; if keys are few, all
         ranks get all keys at once.  "heads": each rank computes some heads for all rows; there must be as many heads as

@@ -40,7 +40,8 @@ def gradients(
 ) -> GradientSizes:
     """Measure p(1 - p), the Jacobian of the softmax, dL/dQ and dL/dK, with scale 1 and 1/√d_k, for every size of a head
     in `dims`.  There are as many queries as keys, with normal elements of variance 1, and the gradient with respect to
-    each result has length 1.  All is float64: without scaling, float32 does not resolve half of the gradients."""
+    each result has length 1.  Everything is computed in float64: without scaling, float32 does not resolve half of the
+    gradients."""
     check_lists(dims=dims)
     check_sizes(seeds=seeds)
     check_sizes(2, tokens=tokens)
