@@ -128,7 +128,7 @@ def test_the_dtype_is_that_of_the_weights_or_the_one_asked_for(tmp_path):
         assert model(ids_of(1, 3)).dtype == (np.float64 if dtype == np.float64 else np.float32)
         assert sdpa.models.load(folder, dtype="bfloat16").dtype == bfloat16
         for wrong in (int, "float31", "int8"):
-            with raises("dtype is .*: it must be float16 or bfloat16", TypeError):
+            with raises("dtype is .*: it must be float16, bfloat16, float32 or float64", TypeError):
                 sdpa.models.load(folder, dtype=wrong)
 
 
