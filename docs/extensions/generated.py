@@ -45,17 +45,18 @@ class Experiments(SphinxDirective):
 
 
 class Framed(SphinxDirective):
-    """A page that was made beside the site, in a frame.  site.css leaves it out where a screen is as narrow as a phone:
-    there it is not loaded, and the link before it is enough."""
+    """A link to a page that was made beside the site, and below it the page in a frame.  site.css leaves out the frame
+    where a screen is as narrow as a phone, so that the page is not loaded there."""
 
     required_arguments = 1
     has_content = True
 
     def run(self):
         page = "../" * self.env.docname.count("/") + self.arguments[0]
-        title = escape(" ".join(self.content))
-        frame = f'<iframe class="framed" src="{page}" title="{title}" loading="lazy"></iframe>'
-        return [nodes.raw("", frame, format="html")]
+        title = " ".join(self.content)
+        link = nodes.reference("", title, refuri=page, internal=True)
+        frame = f'<iframe class="framed" src="{page}" title="{escape(title)}" loading="lazy"></iframe>'
+        return [nodes.paragraph("", "", link), nodes.raw("", frame, format="html")]
 
 
 def setup(app):
