@@ -17,6 +17,7 @@ import time
 import traceback
 
 HANG = 120  # seconds that a round may take; most take a few
+PASS = 3  # seconds at most between two looks of the watcher, unless it was stopped, or the machine slept
 MOST_FAILURES = 3  # of a target, which is then left alone
 SHOWN = 12_000  # characters of what a crash said
 
@@ -87,14 +88,17 @@ def watch(commands, names, tally, again, hang=HANG):
     commands : functions of a list of names, that return the command of a worker of these targets.
     again : a function of a name and a seed, that returns the command to repeat a round with.
     """
-    selector, running = selectors.DefaultSelector(), []
+    selector, running, last = selectors.DefaultSelector(), [], time.monotonic()
     for command in commands:
         running.append(_Worker(command, list(names), selector))
     while running:
         for key, _ in selector.select(timeout=1):
             key.data.read(tally, again)
+        now = time.monotonic()
+        passed, last = min(now - last, PASS), now
         for process in list(running):
-            if process.round and time.monotonic() - process.since > hang:
+            process.took += passed
+            if process.round and process.took > hang:
                 process.hung = True
                 process.process.send_signal(signal.SIGABRT)
             if process.ended and not process.restart(tally, again):
@@ -110,7 +114,7 @@ class _Worker:
         self.errors = tempfile.TemporaryFile()
         command = self.command(self.names, attempt)
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, bufsize=0)
-        self.attempt, self.round, self.since, self.ended, self.hung, self.rest = attempt, None, 0.0, False, False, b""
+        self.attempt, self.round, self.took, self.ended, self.hung, self.rest = attempt, None, 0.0, False, False, b""
         self.selector.register(self.process.stdout, selectors.EVENT_READ, self)
 
     def read(self, tally, again):
@@ -125,7 +129,7 @@ class _Worker:
         for line in lines:
             said = json.loads(line)
             if "begin" in said:
-                self.round, self.since = (said["begin"], said["seed"], said["kernel"]), time.monotonic()
+                self.round, self.took = (said["begin"], said["seed"], said["kernel"]), 0.0
                 continue
             name, seed, kernel = self.round
             tally.add(name, kernel, said["seconds"])
@@ -144,7 +148,7 @@ class _Worker:
             report(tally, "the worker", 0, "", f"it {how}\n{said[:SHOWN]}", None)
             return False
         name, seed, kernel = self.round
-        tally.add(name, kernel, time.monotonic() - self.since)
+        tally.add(name, kernel, self.took)
         report(tally, name, seed, kernel, f"the process {how}\n{said[:SHOWN]}", again, ended=True)
         self.crashes[name] = self.crashes.get(name, 0) + 1
         if self.crashes[name] >= MOST_FAILURES:

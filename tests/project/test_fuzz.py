@@ -56,14 +56,19 @@ def crashes(number):
 def stays(number):
     time.sleep(1000)
 
+def brief(number):
+    time.sleep(2)
+
 targets.TARGETS.clear()
 targets.TARGETS |= {"well": lambda number: None, "fails": fails, "crashes": lambda number: crashes(), "stays": stays}
+targets.TARGETS |= {"brief": brief}
 """
 WORKER = TARGETS + "running.worker(sys.argv[1].split(','), 5, 1, 0)"
 WATCH = """
-import sys
+import sys, time, types
 import tests.fuzz
 from tests.fuzz import running
+{before}
 tally = running.Tally()
 command = lambda names, attempt: [sys.executable, "-c", {worker!r}, ",".join(names)]
 again = lambda name, seed: ["python", "-c", {repeat!r}, name]
@@ -75,8 +80,8 @@ print(tally.failures, "failures")
 REPEAT = "print('Trying example: crashes(\\n    number=10,\\n)')"
 
 
-def watched(*names):
-    return run_python(WATCH.format(worker=WORKER, names=list(names), repeat=REPEAT), timeout=120)
+def watched(*names, before=""):
+    return run_python(WATCH.format(worker=WORKER, names=list(names), repeat=REPEAT, before=before), timeout=120)
 
 
 def test_a_failure_is_printed_with_its_seed_and_the_others_go_on():
@@ -98,6 +103,21 @@ def test_a_crash_is_a_failure_with_its_last_example():
 def test_a_round_without_end_is_a_failure():
     printed = watched("stays")
     assert "==== stays failed, seed 5" in printed and "had no end" in printed and "time.sleep" not in printed.split()[0]
+
+
+# A clock that is an hour ahead from the third time on that somebody looks.
+SLEPT = """
+looks = []
+def later():
+    looks.append(1)
+    return time.monotonic() + 3600 * (len(looks) > 2)
+running.time = types.SimpleNamespace(monotonic=later)
+"""
+
+
+def test_a_machine_that_slept_is_no_round_without_end():
+    printed = watched("brief", before=SLEPT)
+    assert printed.endswith("0 failures") and re.search(r"^brief +1 ", printed, re.MULTILINE)
 
 
 def test_what_is_printed_finds_the_failure_again():
