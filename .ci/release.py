@@ -5,7 +5,9 @@ be published, and tags the commit.  It publishes nothing, and says what is left 
 """
 
 import argparse
+import importlib
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +68,9 @@ def problems(root=ROOT):
     saved = Path("tests/cache/saved", ".".join(version.split(".")[:2]))
     if not (root / saved).is_dir():
         yield f"{saved} is missing: `python tests/cache/saved/make.py` writes it"
+    builds = wheels_of(root)
+    for python in sorted(set(builds.VERSIONS) - set(builds.find_pythons(builds.VERSIONS))):
+        yield f"there is no Python {python} here, for which a release has wheels"
     if changes := git("status", "--porcelain"):
         yield f"the working tree has changes:\n{changes}"
     if (branch := git("branch", "--show-current")) != BRANCH:
@@ -74,14 +79,29 @@ def problems(root=ROOT):
         yield f"there is a tag v{version}: raise the version, or remove the tag if it was never published"
 
 
+def wheels_of(root):
+    """The module that builds wheels: for which versions of Python, for which systems, and what they are called."""
+    sys.path.insert(0, str(root / "tests/builds"))
+    try:
+        return importlib.import_module("wheels")
+    finally:
+        del sys.path[0]
+
+
+def unlike(folder, version, builds):
+    """What a release lacks among the files of dist/, and what it must not have, as sentences."""
+    tags = [builds.tags_of(name, python) for name in builds.TARGETS for python in builds.VERSIONS]
+    expected = {f"sdpa-{version}.tar.gz", *(f"sdpa-{version}-{tag}.whl" for tag in tags)}
+    there = {file.name for file in folder.glob("*")}
+    return [f"dist/ lacks {name}" for name in sorted(expected - there)] + [
+        f"dist/ has {name}, which is not of this release" for name in sorted(there - expected)
+    ]
+
+
 def run(*command):
     print("==", *command, flush=True)
     if subprocess.run(command, cwd=ROOT).returncode:
         sys.exit(f"{' '.join(command)} failed: nothing is tagged")
-
-
-def has_target(name):
-    return re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
 def main():
@@ -95,11 +115,14 @@ def main():
         print(f"{len(missing)} {'thing is' if len(missing) == 1 else 'things are'} missing before a release")
         return 1 if missing else 0
     run(".ci/run")
-    for target in filter(has_target, ("wheels", "sdist")):
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    for target in ("wheels", "sdist"):
         run("make", target)
+    version = versions(ROOT)["pyproject.toml"]
+    if faults := unlike(ROOT / "dist", version, wheels_of(ROOT)):
+        sys.exit("\n".join([*faults, "nothing is tagged"]))
     if again := list(problems()):
         sys.exit(f"the tests have left something: {again}")
-    version = versions(ROOT)["pyproject.toml"]
     tag = f"v{version}"
     run("git", "tag", "--annotate", tag, "--message", f"Version {version}; CHANGELOG.md says what is new")
     hosted = list((ROOT / ".github/workflows").glob("*.yml")) if (ROOT / ".github/workflows").is_dir() else []

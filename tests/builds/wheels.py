@@ -150,13 +150,18 @@ def symbol_versions(wheel):
     return re.findall(r"\"((?:many|musl)linux_\w+)\"", said.replace("\n", " "))
 
 
+def tags_of(name, version):
+    """What the wheel's name says of where it runs."""
+    abi = f"cp{version.replace('.', '')}"
+    return f"{abi.removesuffix('t')}-{abi}-{TARGETS[name].tag}"
+
+
 def check(name, version, wheel):
     """All that a wheel must keep to."""
     target, problems = TARGETS[name], []
     if wheel.stat().st_size > LARGEST:
         problems.append(f"larger than {LARGEST} bytes")
-    abi = f"cp{version.replace('.', '')}"
-    tags = f"{abi.removesuffix('t')}-{abi}-{target.tag}"
+    tags = tags_of(name, version)
     if f"-{tags}." not in wheel.name:
         problems.append(f"is not tagged {tags}")
     with tempfile.TemporaryDirectory() as folder:

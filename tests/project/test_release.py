@@ -7,12 +7,31 @@ import runpy
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
-from support.processes import ROOT
+from support.processes import ROOT, run_python
 
-FILES = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "sdpa/__init__.py")
+FILES = ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "sdpa/__init__.py", ".gitignore")
 URLS = '[project.urls]\nRepository = "https://example.org/sdpa"\n'
+# In place of tests/builds/wheels.py, of which a release asks this much.
+WHEELS = """
+VERSIONS, TARGETS = ["3.13", "3.14"], {"linux": None, "windows": None}
+def find_pythons(wanted):
+    return dict.fromkeys(wanted, "python")
+def tags_of(name, version):
+    return f"py{version}-{name}"
+"""
+MAKEFILE = """
+wheels:
+\t@echo wheels were built
+\tmkdir dist
+\ttouch dist/sdpa-VERSION-py3.13-linux.whl dist/sdpa-VERSION-py3.13-windows.whl dist/sdpa-VERSION-py3.14-linux.whl
+\ttouch dist/sdpa-VERSION-py3.14-windows.whl
+sdist:
+\t@echo the source, too
+\ttouch dist/sdpa-VERSION.tar.gz
+"""
 
 pytestmark = pytest.mark.skipif(
     shutil.which("git") is None or not (ROOT / ".ci").is_dir(), reason="this needs git, and a working tree"
@@ -28,7 +47,15 @@ def release():
 
 
 @pytest.fixture
-def ready(tmp_path, monkeypatch):
+def wheels(release, monkeypatch):
+    wheels = types.ModuleType("wheels")
+    exec(WHEELS, wheels.__dict__)
+    monkeypatch.setattr(release, "wheels_of", lambda root: wheels)
+    return wheels
+
+
+@pytest.fixture
+def ready(wheels, tmp_path, monkeypatch):
     """A repository that lacks nothing."""
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -110,6 +137,25 @@ def test_links_of_the_package_index_lead_to_the_repository(tmp_path):
     assert re.search(rf"!\[[^\]]+\]\(https://example.org/sdpa/raw/v{version}/docs/speed.svg\)", shown)
 
 
+def test_each_python_must_be_there(release, ready, wheels):
+    wheels.find_pythons = lambda wanted: {"3.13": "python"}
+    assert list(release.problems(ready)) == ["there is no Python 3.14 here, for which a release has wheels"]
+
+
+def test_the_names_of_wheels_are_those_that_are_built(release):
+    """Those of tests/builds/wheels.py itself, in a Python of its own."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT / ".ci")!r})
+import release
+from pathlib import Path
+wheels = release.wheels_of(Path({str(ROOT)!r}))
+print(wheels.tags_of("win-amd64", "3.14t"), wheels.tags_of("musllinux-aarch64", "3.10"))
+print(len(release.unlike(Path("nothing"), "1.2.3", wheels)) == len(wheels.TARGETS) * len(wheels.VERSIONS) + 1 > 40)
+"""
+    assert run_python(code) == "cp314-cp314t-win_amd64 cp310-cp310-musllinux_1_2_aarch64\nTrue"
+
+
 def test_the_repository_must_be_ready(release, ready):
     def only():
         (problem,) = release.problems(ready)
@@ -138,13 +184,19 @@ def test_nothing_is_done_while_something_is_missing(ready):
     shutil.copy(ROOT / ".ci/release.py", ready / ".ci")
     (ready / ".ci/run").write_text("#!/bin/sh\necho all tests ran\n")
     (ready / ".ci/run").chmod(0o755)
-    (ready / "Makefile").write_text("wheels:\n\t@echo wheels were built\nsdist:\n\t@echo the source, too\n")
+    version = re.search(r'^version = "(.*)"', (ready / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    complete = MAKEFILE.replace("VERSION", version)
+    (ready / "Makefile").write_text(re.sub("\n.*3.14-windows.*", "", complete))
+    (ready / "tests/builds").mkdir()
+    (ready / "tests/builds/wheels.py").write_text(WHEELS)
+    (ready / "dist").mkdir()
+    (ready / "dist/sdpa-0.0.1.tar.gz").touch()
     commit(ready)
 
     def made():
         done = subprocess.run([sys.executable, ".ci/release.py"], cwd=ready, capture_output=True, text=True)
         tags = subprocess.run(["git", "tag"], cwd=ready, capture_output=True, text=True).stdout.split()
-        return done.returncode, done.stdout, tags
+        return done.returncode, done.stdout + done.stderr, tags
 
     (ready / "new").touch()
     code, said, tags = made()
@@ -158,6 +210,11 @@ def test_nothing_is_done_while_something_is_missing(ready):
     commit(ready)
     git(ready, "config", "user.name", "somebody")
     git(ready, "config", "user.email", "somebody@example.org")
+    code, said, tags = made()
+    lacks = f"\ndist/ lacks sdpa-{version}-py3.14-windows.whl\nnothing is tagged\n"  # and the old file is gone
+    assert (code, tags) == (1, []) and said.endswith(lacks)
+    (ready / "Makefile").write_text(complete)
+    commit(ready)
     code, said, tags = made()
     assert code == 0 and len(tags) == 1 and f"git push origin main {tags[0]}" in said
     assert said.index("all tests ran") < said.index("wheels were built") < said.index("the source, too")
