@@ -6,7 +6,9 @@ import inspect
 import json
 import re
 import runpy
+import threading
 import xml.etree.ElementTree
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -204,6 +206,56 @@ def test_a_site_without_faults(tmp_path):
 def test_faults_of_a_site_are_found(tmp_path, body, style, fault):
     (found,) = made_up(tmp_path, GOOD + body, style)
     assert fault in found
+
+
+# What leads elsewhere, on a server of this machine.
+
+
+class Answers(BaseHTTPRequestHandler):
+    """By their numbers; /get says no to what only asks whether it is there."""
+
+    def do_GET(self):
+        status = self.path.strip("/")
+        self.send_response(int(status) if status.isdecimal() else 200 if self.command == "GET" else 405)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def requested(monkeypatch, capsys, folder, *links):
+    (folder / "index.html").write_text("".join(f'<a href="{link}">x</a>' for link in links))
+    monkeypatch.setattr("sys.argv", ["site", "--request"])
+    return site.main(folder), capsys.readouterr().out
+
+
+def test_links_elsewhere_are_asked_for(tmp_path, monkeypatch, capsys, server):
+    good = [f"{server}/200#part", f"{server}/200", f"{server}/get", f"{server}/403", "mailto:a@example.org", "#here"]
+    code, told = requested(monkeypatch, capsys, tmp_path, *good)
+    assert code == 0 and told.endswith("3 addresses, of which 0 lead nowhere\n")
+    assert told.startswith(f"{server}/403: 403, which says nothing of the page\n")
+    code, told = requested(monkeypatch, capsys, tmp_path, *good, f"{server}/404", "http://127.0.0.1:1/")
+    assert code == 1 and told.endswith("5 addresses, of which 2 lead nowhere\n")
+    assert f"{server}/404: 404\n" in told and re.search(r"^http://127.0.0.1:1/: .*refused", told, re.MULTILINE)
+
+
+def test_without_a_network_no_link_is_wrong(tmp_path, monkeypatch, capsys):
+    code, told = requested(monkeypatch, capsys, tmp_path, "http://127.0.0.1:1/", "http://127.0.0.1:1/other")
+    assert code == 0 and told == "skipped: none of 2 addresses has answered; is there a network?\n"
 
 
 # The built site.

@@ -1,12 +1,19 @@
 """The site of the documentation as it was built: its links, what it loads, and serving it to a browser.
 
-`python tests/support/site.py` lists the links that lead elsewhere, which no test follows.
+`python tests/support/site.py` lists the links that lead elsewhere, which no test follows; with --request it asks for
+each of them.
 """
 
+import argparse
 import contextlib
 import functools
+import http.client
 import re
+import sys
 import threading
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -112,5 +119,56 @@ def served(*folders):
         server.server_close()
 
 
+def links_elsewhere(site):
+    return sorted({link for page in pages(site).values() for link in page.links if elsewhere(link)})
+
+
+def answer(address, method, timeout):
+    """The status, or why there is none."""
+    request = urllib.request.Request(address, method=method, headers={"User-Agent": "sdpa (links of the documents)"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, ValueError, http.client.HTTPException) as error:  # without an answer, or with none that HTTP knows
+        return str(getattr(error, "reason", error))
+
+
+def answers(links, timeout=20):
+    """{address: status, or why there is none}, some at once.  HEAD is enough where a server takes it."""
+
+    def ask(address):
+        status = answer(address, "HEAD", timeout)
+        return status if status in range(200, 300) else answer(address, "GET", timeout)
+
+    addresses = sorted({link.partition("#")[0] for link in links if not link.startswith("mailto:")})
+    with ThreadPoolExecutor(8) as pool:
+        return dict(zip(addresses, pool.map(ask, addresses)))
+
+
+# What some servers say to all programs, whether there is a page or not.
+TOLD_TO_PROGRAMS = {401, 403, 429}
+
+
+def main(site=SITE):
+    parser = argparse.ArgumentParser(description="The links of the built site that lead elsewhere.")
+    parser.add_argument("--request", action="store_true", help="ask for each; fails if one leads nowhere")
+    links = links_elsewhere(site)
+    if not parser.parse_args().request:
+        print("\n".join(links))
+        return 0
+    found = answers(links)
+    if not any(isinstance(status, int) for status in found.values()):
+        print(f"skipped: none of {len(found)} addresses has answered; is there a network?")
+        return 0
+    wrong = {link: status for link, status in found.items() if status not in {*range(200, 300), *TOLD_TO_PROGRAMS}}
+    for link, status in found.items():
+        if status not in range(200, 300):
+            print(f"{link}: {status}{'' if link in wrong else ', which says nothing of the page'}")
+    print(f"{len(found)} addresses, of which {len(wrong)} lead nowhere")
+    return 1 if wrong else 0
+
+
 if __name__ == "__main__":
-    print("\n".join(sorted({link for page in pages(SITE).values() for link in page.links if elsewhere(link)})))
+    sys.exit(main())
