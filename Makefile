@@ -135,6 +135,7 @@ lint: $(DONE)/dev
 	ruff format --check
 	clang-format --dry-run --Werror $(C_FILES)
 	cython-lint sdpa/*.pyx sdpa/_core/*.pxi
+	check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	mypy
 	python -m mypy.stubtest sdpa._core --ignore-missing-stub --mypy-config-file pyproject.toml
 	SDPA_WERROR=1 python setup.py --quiet build_ext --build-lib build/werror --build-temp build/werror

@@ -1,7 +1,8 @@
-"""Tests the wheel of this system: python tests/builds/installed.py dist [--numpy VERSION]
+"""Tests the wheel of this system: python tests/builds/installed.py dist [--numpy VERSION] [--tests attention cache]
 
 It is installed into an environment of its own, from the wheels of a folder and not built, with NumPy and what the tests
-need; then a part of the tests runs there.  A Python without a GIL stays without one, whatever the tests need.
+need; then a part of the tests runs there, or those that --tests names.  A Python without a GIL stays without one,
+whatever the tests need.
 """
 
 import argparse
@@ -44,6 +45,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("wheels", type=Path)
     parser.add_argument("--numpy", help="its version; the newest")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="files and folders of tests/; what takes a minute")
     args = parser.parse_args()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SDPA_", "OMP_", "PYTHONPATH"))}
     clean |= {"PYTHON_GIL": "0"} if sysconfig.get_config_var("Py_GIL_DISABLED") else {}
@@ -55,7 +57,7 @@ def main():
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
             copy(ROOT / name, folder / name)
         subprocess.run([python, "-c", SAY], cwd=folder, env=clean, check=True)
-        tests = [f"tests/{name}" for name in TESTS]
+        tests = [f"tests/{name}" for name in args.tests]
         sys.exit(subprocess.run([python, "-m", "pytest", *tests, *OPTIONS], cwd=folder, env=clean).returncode)
 
 
