@@ -328,7 +328,7 @@ class KVCache:
 
     def _added(self, count, lengths, before):
         """How many of `count` tokens are appended to each batch, which has `before` tokens."""
-        added = np.full(self.batch, count) if lengths is None else self._new_lengths(lengths, count)
+        added = np.full(self.batch, count, np.int64) if lengths is None else self._new_lengths(lengths, count)
         if self.capacity is not None and (before + added).max() > self.capacity:
             raise ValueError(
                 f"capacity is {self.capacity} and lengths are {_said(before)}: {_said(added)} more cannot be appended"

@@ -180,7 +180,7 @@ class Store(_core.CacheBase):
         """The lengths and floors of the batches, as arrays that are replaced, never changed."""
         now = self._now
         if now.length >= 0:
-            return np.full(self.batch, now.length), np.full(self.batch, now.floor)
+            return np.full(self.batch, now.length, np.int64), np.full(self.batch, now.floor, np.int64)
         return now.lengths, now.floors
 
     @property

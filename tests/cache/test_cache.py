@@ -645,6 +645,17 @@ def test_only_what_users_need_is_public():
     }  # fmt: skip
 
 
+def test_where_integers_have_32_bits_unless_told(monkeypatch):
+    """As those of NumPy 1 on Windows."""
+    full = np.full
+    monkeypatch.setattr(np, "full", lambda shape, number, dtype=np.int32: full(shape, number, dtype))
+    cache, new = KVCache(2, 2, 8), np.zeros((2, 2, 3, 8), float32)
+    for key in new, new[:, :, :1]:
+        cache.append(key, key)
+    cache.fork().truncate(2)
+    assert cache.lengths.tolist() == [4, 4] and cache.lengths.dtype == np.int64
+
+
 def test_sizes_cannot_be_changed():
     cache = filled(3)
     for name in "batch", "kv_heads", "head_dim", "value_dim", "dtype", "capacity", "window", "keep", "group":
