@@ -96,7 +96,8 @@ test-builds: $(DONE)/test
 test-torch: $(DONE)/built $(TORCH_VENV)/done
 	$(TORCH_VENV)/bin/python -m pytest -n auto --dist loadfile --cover 2 -m 'not builds and not slow' \
 		$(wildcard tests/with_torch tests/huggingface sdpa/torch sdpa/huggingface) tests/models/test_transformers.py \
-		tests/project/test_public_names.py tests/project/test_readme.py::test_the_blocks_with_other_libraries_run $(ARGS)
+		tests/project/test_public_names.py tests/project/test_readme.py::test_the_blocks_with_other_libraries_run \
+		tests/project/test_fuzz.py::test_every_public_name_is_fuzzed $(ARGS)
 
 test-arm test-sanitized test-races: test-%: $(DONE)/test
 	python tests/builds/other_builds.py $* $(ARGS)

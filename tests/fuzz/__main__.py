@@ -33,7 +33,7 @@ def main():
     phases = [phase for phase in Phase if phase not in (Phase.reuse, Phase.explain)]
     settings.register_profile("fuzz", max_examples=EXAMPLES, database=None, verbosity=verbosity, phases=phases)
     settings.load_profile("fuzz")
-    from .targets import TARGETS  # whose properties ask the profile when they are imported
+    from .targets import LEFT_OUT, TARGETS  # whose properties ask the profile when they are imported
 
     if arguments.list:
         print(*TARGETS, sep="\n")
@@ -52,6 +52,8 @@ def main():
         return 0
     jobs = 1 if arguments.minutes == 0 else arguments.jobs or usable_cpus()
     print(f"{len(names)} targets, {arguments.minutes:g} minutes, {jobs} processes, seed {seed}: {', '.join(names)}")
+    if LEFT_OUT:
+        print(f"left out, because they are not installed: the targets that need {', '.join(LEFT_OUT)}")
     tally = running.Tally()
 
     def command_of(job):

@@ -89,6 +89,8 @@ def like_torch(data, M, N, dtype, grouped):
         theirs, ours = dict(attn_mask=given), {kind: given}
     out = sdpa.scaled_dot_product_attention(*arrays, **theirs, scale=scale, enable_gqa=grouped)
     assert_same_bits(out, sdpa.attention(*arrays, **ours, scale=scale))
+    exact = reference.scaled_dot_product_attention(*arrays, **theirs, scale=scale, enable_gqa=grouped, dtype=float64)
+    assert_same_bits(exact, reference.attention(*arrays, **ours, scale=scale, dtype=float64))
 
 
 @settings(PROPERTY, max_examples=examples(200))

@@ -87,4 +87,21 @@ def decoders(data, kind, number):
         np.testing.assert_allclose(np.concatenate(steps, axis=1), expected, atol=1e-9)
 
 
-PROPERTIES = {"encoders": encoders, "decoders": decoders}
+@settings(PROPERTY, max_examples=examples(100))
+@given(st.tuples(*[st.integers(0, 12)] * 3).filter(sum), st.booleans(), st.lists(SMALL, max_size=2), st.integers(0, 99))
+def positions_of_three(sections, interleaved, shape, number):
+    """Each pair takes that of time, of height or of width."""
+    count = sum(sections)
+    rope = dict(rope_type="default", rope_theta=1e4, mrope_section=list(sections), mrope_interleaved=interleaved)
+    config = dict(hidden_size=2 * count, num_attention_heads=1, head_dim=2 * count, rope_parameters=rope)
+    positions = rng(number).integers(0, 1000, (3, *shape)).astype(float64)
+    found = sdpa.models.mrope_positions(config, positions)
+    for pair in range(count):
+        if interleaved:
+            which = pair % 3 if pair // 3 < sections[pair % 3] else 0
+        else:
+            which = int(pair >= sections[0]) + int(pair >= sections[0] + sections[1])
+        np.testing.assert_array_equal(found[..., pair], positions[which])
+
+
+PROPERTIES = {"encoders": encoders, "decoders": decoders, "positions of three": positions_of_three}

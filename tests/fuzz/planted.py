@@ -2,6 +2,7 @@
 how many rounds it does.  They are small, and most show in some calls only, as those do that fuzzers are for."""
 
 import contextlib
+import importlib
 import sys
 import time
 from unittest import mock
@@ -26,6 +27,10 @@ def off(result):
     last = changed.reshape(-1)[-1:]
     last[...] = last * changed.dtype.type(1.25) + changed.dtype.type(0.25)
     return changed
+
+
+def tensor_off(result):
+    return (result[0] + 1, *result[1:]) if isinstance(result, tuple) else result + 1
 
 
 def wrong(owner, name, when=lambda *arguments, **options: True, change=off):
@@ -115,12 +120,23 @@ FAULTS = {
     "good folders": lambda: mock.patch.object(cache_files, "FLOATS", ("float64",)),
     "encoders": lambda: wrong(models.Encoder, "__call__", given("lengths")),
     "decoders": lambda: wrong(models.Decoder, "__call__", given("caches")),
+    "positions of three": lambda: wrong(models, "mrope_positions"),
     "commands": lambda: other_error(models, "load"),
+    "laboratory": lambda: wrong(sdpa, "attention_weights"),
+    "heatmaps": lambda: wrong(sys.modules["sdpa.lab._heatmap"], "_maps"),
     "cache": lambda: mock.patch.object(sdpa.KVCache, "truncate", cache_forgets_one),
     "paged": lambda: mock.patch.object(sdpa.PagedKVCache, "truncate", forgets_one),
     "distributed": lambda: on_ranks('wrong(sdpa.distributed, "attention", given("window"))'),
     "distributed caches": lambda: on_ranks('wrong(sdpa.distributed.KVCache, "attend")'),
     "distributed arguments": lambda: on_ranks('other_error(sdpa.distributed, "gather")'),
+    "torch attention": lambda: wrong(sdpa, "attention_backward", given("mask")),
+    "torch packed": lambda: wrong(sdpa.torch, "attention_varlen", given("softcap"), tensor_off),
+    "torch beside": lambda: wrong(sdpa.torch, "merge", lambda outs, _: len(outs) > 2, tensor_off),
+    "torch enabled": lambda: wrong(sdpa.torch._enable, "scaled_dot_product_attention", change=tensor_off),
+    "torch modules": lambda: wrong(sdpa.torch._modules.Accelerated, "forward", change=tensor_off),
+    "transformers": lambda: wrong(
+        importlib.import_module("sdpa.huggingface._attention"), "attend", given("softcap"), tensor_off
+    ),
 }  # fmt: skip
 
 

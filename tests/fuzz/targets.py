@@ -4,6 +4,7 @@ Most targets are properties and state machines of the tests.  What the tests hav
 modules of this package.
 """
 
+import importlib.util
 import inspect
 
 import test_backward
@@ -17,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from sdpa._runtime import kernels
 
-from . import arguments, calls, commands, files, layers, models, ranks
+from . import arguments, calls, commands, files, laboratory, layers, models, ranks
 
 STEPS = 40  # of a state machine, in each example
 
@@ -53,7 +54,13 @@ PROPERTIES = {
     **files.PROPERTIES,
     **models.PROPERTIES,
     **commands.PROPERTIES,
+    **laboratory.PROPERTIES,
 }
+LEFT_OUT = [name for name in ("torch", "transformers", "matplotlib", "mpi4py") if not importlib.util.find_spec(name)]
+if "torch" not in LEFT_OUT:
+    from . import with_torch
+
+    PROPERTIES |= with_torch.PROPERTIES
 MACHINES = {"cache": test_cache.AnyOrder, "paged": test_paged.History}
 TARGETS = {name: of_property(test) for name, test in PROPERTIES.items()}
 TARGETS |= {name: of_machine(machine) for name, machine in MACHINES.items()}

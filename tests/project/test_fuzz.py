@@ -128,6 +128,67 @@ def test_what_is_printed_finds_the_failure_again():
     assert done.returncode == 0 and "seed 12" in done.stdout
 
 
+# Calls every target once, but those that start other processes, and prints which public names that has called.
+CALLED = """
+import importlib, inspect, sys
+import tests.fuzz
+from hypothesis import Phase, settings
+settings.register_profile("few", max_examples=3, database=None, phases=[Phase.generate])
+settings.load_profile("few")
+from tests.fuzz import ranks, targets
+names, called = {}, set()
+for module in sys.argv[1:]:
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        continue
+    for name in found.__all__:
+        public = getattr(found, name)
+        for function in vars(public).values() if inspect.isclass(public) else [public]:
+            function = inspect.unwrap(getattr(function, "__func__", function))
+            names[getattr(function, "__code__", None)] = f"{module}.{name}"
+
+def note(frame, event, argument):
+    called.add(names.get(frame.f_code))
+
+for name in {*targets.TARGETS} - {*ranks.TARGETS}:
+    sys.setprofile(note)
+    targets.TARGETS[name](1)
+    sys.setprofile(None)
+called |= {f"sdpa.lab.{name}" for name in targets.laboratory.EXPERIMENTS}  # one of which is drawn each time
+print(*targets.LEFT_OUT, "|", *filter(None, called))
+"""
+NOT_FUZZED = {
+    "sdpa.Gradients": "a result",
+    "sdpa.reference.KVCache": "an oracle, in whose place the state machine of caches keeps all keys itself",
+}
+
+
+def public_names():
+    """Functions and classes, as module.name."""
+    text = (ROOT / "tests/project/public_names.txt").read_text(encoding="utf-8")
+    for module, lines in re.findall(r"^\[(sdpa[\w.]*)\]\n((?:.+\n)+)", text, re.MULTILINE):
+        for name in re.findall(r"^(\w+)(?:\(|: class)", lines, re.MULTILINE):
+            yield f"{module}.{name}"
+
+
+def test_every_public_name_is_fuzzed():
+    public = set(public_names())
+    modules = sorted({name.rpartition(".")[0] for name in public} - {"sdpa.distributed"})
+    command = [sys.executable, "-c", CALLED, *modules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    left_out, _, called = done.stdout.partition("|")
+    called = set(called.split())
+    # On ranks, in other processes: by what they are started with.
+    workers = ROOT / "tests/fuzz/unequal.py", ROOT / "tests/distributed/many_cases.py"
+    called |= {f"sdpa.{name}" for path in workers for name in re.findall(r"\b(distributed\.\w+)", path.read_text())}
+    needs = {"sdpa.torch.": "torch", "sdpa.huggingface.": "transformers", "sdpa.lab.heatmap": "matplotlib"}
+    missing = {start for start, needed in needs.items() if needed in left_out.split()}
+    expected = {name for name in public if not name.startswith((*missing, "sdpa.distributed.Explanation"))}
+    assert expected - called == {*NOT_FUZZED}
+
+
 def test_guided_by_coverage():
     pytest.importorskip("atheris", reason="atheris is not installed")
     command = [sys.executable, "-m", "tests.fuzz.guided", "--minutes", "0.05", "--only", "a cache"]
