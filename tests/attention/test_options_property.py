@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.accuracy import allowed, arithmetic, exactly, judge, units
+from support.accuracy import allowed, exactly, judge, plainly, units
 from support.draw import inf
 from support.problems import EVERY_KERNEL, PROPERTY, examples, problems
 
@@ -29,10 +29,10 @@ def test_any_weights(kernel, problem):
     query, key, _, options = problem
     dtype = query.dtype.type
     exact = reference.attention_weights(query, key, dtype=exactly(dtype), **options)
-    naive = reference.attention_weights(query, key, dtype=arithmetic(dtype), **options)
+    naive = reference.attention_weights(query, key, dtype=plainly(dtype), **options)
     weights = sdpa.attention_weights(query, key, **options)
     assert weights.shape == exact.shape
-    error = units(naive, exact, np.ones(()), arithmetic(dtype))
+    error = units(naive, exact, np.ones(()), plainly(dtype))
     assert units(weights, exact, np.ones(()), dtype) <= allowed(error, dtype, factor=4, floor=20)
     assert (weights[exact == 0] == 0).all()
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from support.accuracy import allowed, arithmetic, assert_same_bits, eps, exactly, units
+from support.accuracy import allowed, arithmetic, assert_same_bits, eps, exactly, plainly, units
 from support.draw import HALF, WIDE, draw, float16, float32, float64, inf, nan, rng
 from support.kernels import on_kernels
 from support.layouts import LAYOUTS
@@ -20,10 +20,10 @@ def check_weights(query, key, **options):
     dtype = query.dtype.type
     weights = sdpa.attention_weights(query, key, **options)
     exact = reference.attention_weights(query, key, dtype=exactly(dtype), **options)
-    naive = reference.attention_weights(query, key, dtype=arithmetic(dtype), **options)
+    naive = reference.attention_weights(query, key, dtype=plainly(dtype), **options)
     assert weights.dtype == dtype and weights.shape == exact.shape
     scale = exact.max(axis=-1, keepdims=True)
-    assert units(weights, exact, scale, dtype) <= allowed(units(naive, exact, scale, arithmetic(dtype)), dtype)
+    assert units(weights, exact, scale, dtype) <= allowed(units(naive, exact, scale, plainly(dtype)), dtype)
     assert (weights[exact == 0] == 0).all()
 
 

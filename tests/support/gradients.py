@@ -9,7 +9,7 @@ from sdpa._options import InputOptions
 from sdpa._options.signatures import described
 from sdpa._runtime import kernels
 from sdpa.reference._attention import align, compare, over_groups, reduced
-from support.accuracy import arithmetic, eps, exactly, units
+from support.accuracy import arithmetic, eps, exactly, plainly, units
 from support.draw import float64, inf
 from support.kernels import PAIRS_OF_BFLOAT16
 
@@ -61,8 +61,8 @@ def judge(grads, call, *, oracle=reference.attention_backward, sizes=sizes_of, f
     The kernel in plain C rounds products too, as NumPy does not."""
     factor += 0.5 * (kernels.default.name == "baseline")
     call = {name: x for name, x in call.items() if name != "threads"}
-    wide = arithmetic(call["query"].dtype)
-    exact, naive = (oracle(**call, dtype=dtype) for dtype in (exactly(call["query"].dtype), wide))
+    wide, shown = arithmetic(call["query"].dtype), plainly(call["query"].dtype)
+    exact, naive = (oracle(**call, dtype=dtype) for dtype in (exactly(call["query"].dtype), shown))
     pairs = kernels.default.name in PAIRS_OF_BFLOAT16 and all(
         call[name].dtype == bfloat16 for name in ("query", "key", "value")
     )
@@ -73,7 +73,7 @@ def judge(grads, call, *, oracle=reference.attention_backward, sizes=sizes_of, f
             continue
         assert grad.dtype == dtype and grad.shape == np.shape(call[name]), name
         unit = max(dtype, wide, key=eps)
-        error = (factor * units(plain, right, size, wide) + floor) * eps(wide) / eps(unit)
+        error = (factor * units(plain, right, size, shown) + floor) * eps(wide) / eps(unit)
         if unit != wide:
             error += 0.5 + pairs
         assert units(grad, right, size, unit) <= error, name

@@ -6,7 +6,7 @@ from ml_dtypes import bfloat16
 
 from sdpa import reference
 from sdpa._runtime import kernels
-from support.accuracy import allowed, arithmetic, exactly, units
+from support.accuracy import allowed, arithmetic, exactly, plainly, units
 from support.draw import float16, float32, float64, inf, rng
 from support.kernels import PAIRS_OF_BFLOAT16
 from support.layouts import LAYOUTS
@@ -29,18 +29,18 @@ def draw_packed(q_counts=Q_COUNTS, k_counts=K_COUNTS, H=4, G=2, D=20, E=12, dtyp
 
 def judge_packed(out, lse, query, key, value, *, factor=2, floor=4, **options):
     """`out` and `lse` are as accurate as NumPy in the dtype of the arithmetic."""
-    dtype, wide = query.dtype.type, arithmetic(query.dtype)
+    dtype, wide, plain = query.dtype.type, arithmetic(query.dtype), plainly(query.dtype)
     exact, exact_lse = reference.attention_varlen(query, key, value, return_lse=True, dtype=exactly(dtype), **options)
-    naive, naive_lse = reference.attention_varlen(query, key, value, return_lse=True, dtype=wide, **options)
+    naive, naive_lse = reference.attention_varlen(query, key, value, return_lse=True, dtype=plain, **options)
     scale = reference.attention_varlen(query, key, np.abs(value), dtype=exactly(dtype), **options)
     assert out.dtype == dtype and lse.dtype == wide and out.shape == exact.shape and lse.shape == exact_lse.shape
     rounded = dtype == bfloat16 and kernels.default.name in PAIRS_OF_BFLOAT16
-    assert units(out, exact, scale, dtype) <= allowed(units(naive, exact, scale, wide), dtype, rounded, factor, floor)
+    assert units(out, exact, scale, dtype) <= allowed(units(naive, exact, scale, plain), dtype, rounded, factor, floor)
     blind = np.isneginf(exact_lse)
     assert (np.isneginf(lse) == blind).all() and (out[blind] == 0).all()
     seen = [np.where(blind, 0, x) for x in (lse, exact_lse, naive_lse)]
     size = 1 + np.abs(seen[1])
-    assert units(seen[0], seen[1], size, wide) <= factor * units(seen[2], seen[1], size, wide) + floor
+    assert units(seen[0], seen[1], size, wide) <= factor * units(seen[2], seen[1], size, plain) + floor
 
 
 # Options for H = 4, S sequences with `k` keys each, T queries, L keys of the longest.
