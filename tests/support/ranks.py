@@ -34,17 +34,25 @@ def environment():
     return os.environ | PATIENT | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
+def finished(command, timeout, env):
+    """As subprocess.run does it, but only those seconds count in which this process ran, too: fuzzers run for hours,
+    and may be stopped, or sleep with the machine."""
+    pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, env=env, **pipes) as process:
+        for second in range(1, timeout + 1):
+            try:
+                said = process.communicate(timeout=1)
+                return subprocess.CompletedProcess(command, process.returncode, *said)
+            except subprocess.TimeoutExpired:
+                if second == timeout:
+                    process.kill()
+                    raise
+
+
 def run_ranks(number, *arguments, timeout=300, before=(), options=(), **variables):
     """What `number` ranks of this Python print; `before` and `options` stand before mpiexec and after it."""
     command = [*before, MPIEXEC, *options, "-n", str(number), sys.executable, *arguments]
-    done = subprocess.run(
-        command,
-        env=environment() | variables,
-        timeout=timeout,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
+    done = finished(command, timeout, environment() | variables)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     return done.stdout
 
