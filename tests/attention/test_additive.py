@@ -422,8 +422,8 @@ def ones(*shape, dtype=float32):
 
 
 WRONG = {
-    "w_query of integers": (TypeError, dict(w_query=ones(7, 9, dtype=int)), ["w_query", "int64", "float32"]),
-    "w_key of integers": (TypeError, dict(w_key=ones(7, 6, dtype=int)), ["w_key", "int64", "float32"]),
+    "w_query of integers": (TypeError, dict(w_query=ones(7, 9, dtype=np.int64)), ["w_query", "int64", "float32"]),
+    "w_key of integers": (TypeError, dict(w_key=ones(7, 6, dtype=np.int64)), ["w_key", "int64", "float32"]),
     "v of booleans": (TypeError, dict(v=ones(7, dtype=bool)), ["v", "bool", "float32"]),
     "masked v": (TypeError, dict(v=np.ma.ones(7)), ["v", "masked array"]),
     "masked w_key": (TypeError, dict(w_key=np.ma.ones((7, 6))), ["w_key", "masked array"]),

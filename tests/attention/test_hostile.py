@@ -5,14 +5,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from support.accuracy import assert_same_bits, exactly, judge
+from support.accuracy import arithmetic, assert_same_bits, exactly, judge, plainly
 from support.draw import HALF, WIDE, draw, float32, float64, inf, nan, rng
 from support.kernels import on_kernels
 
 import sdpa
 from sdpa import reference
 
-EACH = on_kernels(WIDE, {"bfloat16": bfloat16})
+# Those for which the oracle has a wider one: where long double is double, float64 has none.
+HELD = {name: dtype for name, dtype in WIDE.items() if plainly(dtype) == arithmetic(dtype)}
+EACH = on_kernels(HELD, {"bfloat16": bfloat16})
 ROWS = pytest.mark.parametrize("rows", [1, 3, 40])  # few, and many
 
 
@@ -276,7 +278,7 @@ def test_denormal_queries_and_keys(kernel, dtype, rows, D):
 
 @pytest.mark.parametrize("rows", [1, 3, 20])
 @pytest.mark.parametrize("D", [300, 4096, 16384])
-@on_kernels(WIDE)
+@on_kernels(HELD)
 def test_rows_of_many_positive_features(kernel, dtype, rows, D):
     for seed in range(2):
         query, key = (rng(seed).random((n, D)).astype(dtype) for n in (rows, 20))

@@ -61,7 +61,7 @@ def problems(choose, lengths=LENGTHS, sizes=SIZES, dtypes=ANY_DTYPE):
     mask = choose(LAYOUT)(np.asarray(normal.random(broadcast(pairs)) < choose(st.sampled_from([0.02, 0.5, 0.9]))))
     bias = array(broadcast(pairs), choose(st.sampled_from([float32, float64, float16, bfloat16])))
     if choose(st.booleans()):
-        bias = np.where(normal.random(bias.shape) < 0.4, -inf, bias)
+        bias = np.where(normal.random(bias.shape) < 0.4, bias.dtype.type(-inf), bias)
     optional = dict(
         mask=st.just(mask),
         bias=st.just(bias),
