@@ -468,7 +468,7 @@ def test_any_bit_that_is_flipped(tmp_path, options, monkeypatch):
             try:
                 cache = KVCache.load(bad, mmap=at % 2 == 1)
             except ValueError as error:
-                assert str(bad) in str(error)
+                assert str(bad) in str(error).replace("\\\\", "\\")
                 outcomes["refused"] += 1
             else:
                 works(cache)
@@ -515,7 +515,7 @@ def test_headers_that_promise_too_much(tmp_path, changes, reason):
         assert tracemalloc.get_traced_memory()[1] < 500_000
     finally:
         tracemalloc.stop()
-    assert str(bad) in str(error.value)
+    assert str(bad) in str(error.value).replace("\\\\", "\\")
 
 
 def npy(shape="(2, 1, 7, 4)", descr="'<f4'", order="False", version=b"\1\0", size=None, more=""):
@@ -557,7 +557,7 @@ def test_arrays_that_are_damaged(tmp_path, content, mmap):
     (bad / "values.npy").write_bytes(content)
     with pytest.raises(ValueError, match=r"values\.npy: (not a whole \.npy file: |it holds )") as error:
         KVCache.load(bad, mmap)
-    assert str(bad) in str(error.value)
+    assert str(bad) in str(error.value).replace("\\\\", "\\")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, "NaN", "\ud800", "1e999", ""])
