@@ -91,6 +91,15 @@ def test_bits_of_gradients_of_any_cut(kernel, dtype, options):
             assert_same_bits(one, other)
 
 
+def test_the_longest_units_of_gradients_come_first():
+    """Those of rows, then those of keys: with causality the threads fill up with the short ones in the end."""
+    arrays = draw(1, 16, 4, 1024, 1024, 16, 16)
+    out, lse = sdpa.attention(*arrays, return_lse=True, causal=True)
+    work = rehearsed(sdpa.attention_backward, out, *arrays, out, lse, threads=64, causal=True).work
+    assert (np.diff(work) > 0).sum() == 1
+    assert work.sum() / 64 > 1.5 * work.max()
+
+
 def test_one_token_has_work_for_many():
     query, key, value = draw(1, 32, 8, 1, 4096, 128, 128)
     assert len(rehearsed(sdpa.attention, query, key, value, threads=2).work) == 8  # heads: one stream for each thread
