@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def fuzz(name, options):
         except files.Refused:
             pass
 
+    tracemalloc.start()  # once: see files.py
     atheris.Setup([sys.argv[0], *options], one_input)
     atheris.Fuzz()
 
