@@ -92,10 +92,12 @@ typedef struct {
     const struct sdpa_kernel *kernel;
     int threads;                    /* that will share the work */
     int64_t fewest_rows, most_rows; /* of a key/value head, for this kernel; other sequences are not its work */
-    int split;                      /* units are nodes of the trees of parts of the keys: those of `level`, */
+    int shares_parts;               /* bundles are few, so that threads may share parts of their keys */
+    int split;                      /* units are nodes of the trees of these parts: those of `level`, */
     int level;                      /* which is else that of the highest tree */
     int64_t most_units;             /* of a head */
     int largest_bundle;             /* tasks */
+    int64_t most_parts;             /* of the keys of a head */
     sdpa_cut cut;                   /* of the first batch, and where nothing says otherwise of all */
     int far;                        /* where K and V are expected: see sdpa_distance */
     int ahead;                      /* what is read next, and results, are asked for: they come from memory */

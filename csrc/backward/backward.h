@@ -273,6 +273,7 @@ static void write_key_gradients(const sdpa_backward_input *in, sdpa_backward_tas
     for (; unseen.first < keys.end; unseen.first += BLOCK_KEYS) is_first(&unseen, &b->scratch);
     write_sums(&in->grad_key, &b->scratch.key_sums, key_factor(&in->forward));
     write_sums(&in->grad_value, &b->scratch.value_sums, 1);
+    release_tiles();
 }
 
 /* ---- grad_bias = grad_bias + slope */

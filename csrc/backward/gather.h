@@ -72,7 +72,7 @@ static inline ALWAYS_INLINE void gather_tile(const int height, const int vectors
     UNROLL_FOR (int i = 0; i < height; ++i)
         UNROLL_FOR (int v = 0; v < vectors; ++v) {
             real *at = sums + i * sums_stride + v * VL;
-            vf_store(at, first ? sum[i][v] : vf_add(vf_load(at), sum[i][v]));
+            vf_store(at, vf_add(first ? vf_set1(0) : vf_load(at), sum[i][v])); /* no -0, whichever task is first */
         }
 }
 

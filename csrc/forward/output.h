@@ -31,11 +31,12 @@ static void add_values(const sdpa_input *in, sdpa_task *t, operand values)
 
 static void accumulate(const sdpa_input *in, sdpa_task *t) { add_values(in, t, read_values(in, t)); }
 
-/* Nothing was seen: the sums are 0. */
+/* The sums of a task, or of a part of its keys, end: where nothing was seen they are 0. */
 static void start(const sdpa_input *in, sdpa_task *t)
 {
     if (!t->scratch.started) memset(t->scratch.o, 0, (size_t)output_width(in->value_dim) * ROWS * sizeof(real));
     t->scratch.started = 1;
+    release_tiles();
 }
 
 /* o * shrink, no larger than the largest number unless o is: the weights sum to 1 but for the rounding. */
@@ -58,7 +59,6 @@ static void write_out(const sdpa_input *in, sdpa_task *t)
     start(in, t);
     if (t->scratch.lifted) limit_output(in, t);
     store_output(in, t);
-    release_tiles();
 }
 
 #if STORES_ROWS

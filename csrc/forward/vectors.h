@@ -164,7 +164,9 @@ static inline ALWAYS_INLINE void output_tile(const int height, const int vectors
     UNROLL_FOR (int i = 0; i < height; ++i)
         UNROLL_FOR (int v = 0; v < vectors; ++v) {
             real *at = o + i * ROWS + v * VL;
-            vf_store(at, shrink ? vf_fma(vf_load(at), vf_load(shrink + v * VL), sum[i][v]) : sum[i][v]);
+            /* A sum that underflows may be -0, and would not be after the 0 of a block that is not seen. */
+            vf_store(at,
+                     shrink ? vf_fma(vf_load(at), vf_load(shrink + v * VL), sum[i][v]) : vf_add(sum[i][v], vf_set1(0)));
         }
 }
 

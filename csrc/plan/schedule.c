@@ -82,6 +82,7 @@ int sdpa_height(const sdpa_cut *cut)
 /* The parts that hold the keys; where there are none, one. */
 sdpa_span sdpa_parts_of(const sdpa_cut *cut, sdpa_span keys)
 {
+    if (cut->last_part == 0) return (sdpa_span){0, 1};
     const int64_t first = min64(keys.begin / cut->part_keys, cut->last_part);
     const int64_t last = min64((keys.end - 1) / cut->part_keys, cut->last_part);
     return keys.begin < keys.end ? (sdpa_span){first, last + 1} : (sdpa_span){0, 1};
@@ -133,21 +134,34 @@ static void cut_into_parts(const sdpa_schedule *s, int64_t batch, sdpa_cut *cut)
         cut, (sdpa_span){sdpa_visible(in, batch, kv_len, 0).begin, sdpa_visible(in, batch, kv_len, q_len - 1).end});
 }
 
-/* Where the threads cannot share whole tasks evenly, they share the parts of these, and rows are cut finer only where
- * there are too few of them, too: a vector of rows reads as many keys as a task. */
+/* Vectors of a whole task. */
+static int64_t whole_task(const sdpa_schedule *s) { return s->kernel->rows / s->kernel->lanes; }
+
+/* Whether threads may share the parts of tasks, as there are too few of these: parts need room for their sums. */
+static int shares_parts(const sdpa_schedule *s)
+{
+    enum { FEWEST = 2 };
+    const sdpa_input *in = s->input;
+    int64_t tasks = 0;
+    if (s->kernel->few_rows) return s->threads > 1;
+    for (int64_t b = 0; b < (in->q_starts ? in->batches : 1); ++b)
+        tasks += up(vectors_per_head(in, queries(in, b), s->kernel->lanes), whole_task(s));
+    return s->threads > 1 && tasks * (in->q_starts ? in->kv_heads : heads_of_all(in)) < FEWEST * (int64_t)s->threads;
+}
+
+/* Where threads share parts, rows are cut finer only where the parts do not suffice: a vector of rows reads as many keys
+ * as a task. */
 static sdpa_cut cut_head(const sdpa_schedule *s, int64_t batch)
 {
     const sdpa_input *in = s->input;
     const int64_t q_len = queries(in, batch), rows = q_len * sdpa_group(in);
     sdpa_cut cut = {0};
     if (rows < s->fewest_rows || rows > s->most_rows || rows == 0) return cut;
-    const double uneven = unevenness(in, batch);
-    const int64_t vectors = vectors_per_head(in, q_len, s->kernel->lanes), most = s->kernel->rows / s->kernel->lanes,
-                  whole = up(vectors, most);
-    int64_t heads = heads_of_all(in);
     cut_into_parts(s, batch, &cut);
-    if (busy(s->threads, heads, uneven, whole, up(vectors, whole), vectors) < EVENLY) heads *= nodes(&cut, 0);
-    cut.tasks = sdpa_cut_evenly(s->threads, heads, uneven, vectors, most);
+    const double uneven = unevenness(in, batch);
+    const int64_t heads = heads_of_all(in) * (s->shares_parts ? nodes(&cut, 0) : 1);
+    cut.tasks =
+        sdpa_cut_evenly(s->threads, heads, uneven, vectors_per_head(in, q_len, s->kernel->lanes), whole_task(s));
     cut.bundles = cut_into_bundles(s, heads, uneven, cut.tasks);
     return cut;
 }
@@ -211,17 +225,18 @@ static int64_t units_of_head(const sdpa_schedule *s, sdpa_cut cut)
     return !cut.tasks ? 0 : cut.bundles * (s->split ? nodes(&cut, s->level) : 1);
 }
 
-/* All units of the call for this kernel: bundles; or where these do not keep the threads busy to the end, nodes of the
- * trees of their parts, as large as will do. */
+/* All units of the call for this kernel: bundles; or where these are few and do not keep the threads busy to the end,
+ * nodes of the trees of their parts, as large as will do. */
 int64_t sdpa_count_units(sdpa_schedule *s)
 {
     const sdpa_input *in = s->input;
-    s->split = 0, s->level = 0, s->most_units = 0, s->largest_bundle = 1;
+    s->split = 0, s->level = 0, s->most_units = 0, s->largest_bundle = 1, s->most_parts = 1;
     if (in->batches == 0 || in->kv_heads == 0) return 0;
+    s->shares_parts = shares_parts(s);
     s->cut = cut_head(s, 0);
     const amount all = measure(s);
     s->level = all.height;
-    while (s->threads > 1 && s->level > 0 && !share_evenly(s, &all, s->level)) --s->level;
+    while (s->shares_parts && s->level > 0 && !share_evenly(s, &all, s->level)) --s->level;
     s->split = s->level < all.height;
     int64_t units = 0;
     for (int64_t b = 0; b < different_batches(s); ++b) {
@@ -230,7 +245,9 @@ int64_t sdpa_count_units(sdpa_schedule *s)
         const int64_t each = units_of_head(s, cut);
         units += in->kv_heads * each;
         s->most_units = max64(s->most_units, each);
-        if (each) s->largest_bundle = (int)max64(s->largest_bundle, up(cut.tasks, cut.bundles));
+        if (!each) continue;
+        s->largest_bundle = (int)max64(s->largest_bundle, up(cut.tasks, cut.bundles));
+        s->most_parts = max64(s->most_parts, nodes(&cut, 0));
     }
     if (in->q_starts) return s->unit_starts[in->batches] = units;
     return in->batches * in->kv_heads * s->most_units;
@@ -260,11 +277,15 @@ sdpa_unit sdpa_find_unit(const sdpa_schedule *s, int64_t unit)
     const int64_t first = in->q_starts ? s->unit_starts[found.batch] : found.batch * of_batch;
     found.cut = cut_of(s, found.batch);
     const int64_t per_head = in->q_starts ? units_of_head(s, found.cut) : s->most_units;
-    const int64_t of_bundle = s->split && found.cut.tasks ? nodes(&found.cut, s->level) : 1;
     found.kv_head = (unit - first) / per_head;
-    found.bundle = (unit - first) % per_head / of_bundle;
-    found.first = first + found.kv_head * per_head + found.bundle * of_bundle;
-    found.node = unit - found.first + (s->split ? found.cut.parts.begin >> s->level : 0);
+    found.first = unit;
+    found.bundle = unit - first - found.kv_head * per_head;
+    if (s->split && found.cut.tasks) {
+        const int64_t of_bundle = nodes(&found.cut, s->level), node = found.bundle % of_bundle;
+        found.bundle /= of_bundle;
+        found.first = unit - node;
+        found.node = node + (found.cut.parts.begin >> s->level);
+    }
     return found;
 }
 

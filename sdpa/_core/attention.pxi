@@ -105,28 +105,33 @@ cdef struct bundle:
     int count
     sdpa_task tasks[SDPA_MAX_BUNDLE]
     sdpa_span keys[SDPA_MAX_BUNDLE]  # all that their rows see; of a task those of the current part
-    char *scratch  # behind that of the tasks
+    char *scratch
 
 
-cdef void enter_bundle(const attention_call *call, const sdpa_unit *unit, char *scratch, bundle *b) noexcept nogil:
+cdef bint enter_bundle(const attention_call *call, int64_t index, char *scratch, bundle *b) noexcept nogil:
+    """Whether there is a unit of that index: other batches may have more."""
     cdef const sdpa_schedule *s = call.schedule
-    cdef int64_t first = unit.bundle * unit.cut.tasks // unit.cut.bundles
+    cdef sdpa_unit unit = sdpa_find_unit(s, index)
     cdef sdpa_span seen
+    cdef int64_t first
     cdef int i
-    b.call, b.unit = call, unit[0]
+    if unit.bundle >= unit.cut.bundles:
+        return False
+    b.call, b.unit, b.scratch = call, unit, scratch
+    first = unit.bundle * unit.cut.tasks // unit.cut.bundles
     b.count = <int>((unit.bundle + 1) * unit.cut.tasks // unit.cut.bundles - first)
-    b.scratch = scratch + sdpa_scratch_bytes(s, b.count)
     sdpa_lay_out_scratch(s, scratch, b.tasks, b.count)
     for i in range(b.count):
-        sdpa_enter_task(s, unit, first + i, &b.tasks[i].rows)
+        sdpa_enter_task(s, &unit, first + i, &b.tasks[i].rows)
         b.keys[i] = b.tasks[i].rows.keys
         if s.ahead:
-            sdpa_look_ahead(s, unit, first + i, &b.tasks[i].rows)
-    if not s.split:  # those of the bundle, of which there are fewer than of the head with a window
+            sdpa_look_ahead(s, &unit, first + i, &b.tasks[i].rows)
+    if unit.cut.last_part and not s.split:  # those of the bundle: fewer than of the head with a window
         seen = b.keys[0]
         for i in range(1, b.count):
             seen.begin, seen.end = min(seen.begin, b.keys[i].begin), max(seen.end, b.keys[i].end)
         b.unit.cut.parts = sdpa_parts_of(&unit.cut, seen)
+    return True
 
 
 cdef void run_at_once(bundle *b) noexcept nogil:
@@ -146,6 +151,11 @@ cdef void run_bundle(bundle *b) noexcept nogil:
     attend_carefully(s, b.tasks, b.count)
     for i in range(b.count):
         finish_task(s, &b.tasks[i])
+
+
+cdef char *behind_tasks(const bundle *b) noexcept nogil:
+    """Where the scratch has room for sums."""
+    return b.scratch + sdpa_scratch_bytes(b.call.schedule, b.count)
 
 
 cdef void sum_part(bundle *b, int64_t part, char *to) noexcept nogil:
@@ -223,22 +233,23 @@ cdef void join_upwards(bundle *b) noexcept nogil:
 cdef void run_unit(const void *of, int64_t index, char *scratch) noexcept nogil:
     cdef const attention_call *call = <const attention_call *>of
     cdef const sdpa_schedule *s = call.schedule
-    cdef sdpa_unit unit = sdpa_find_unit(s, index)
+    cdef const sdpa_span *parts
     cdef bundle b
+    cdef char *sums
     cdef int height
-    if unit.bundle >= unit.cut.bundles:
-        return  # other batches have more
-    enter_bundle(call, &unit, scratch, &b)
+    if not enter_bundle(call, index, scratch, &b):
+        return
+    parts = &b.unit.cut.parts
     if s.at_once:
         run_at_once(&b)
     elif s.split:
-        sum_node(&b, s.level, unit.node, call.sums + index * call.sums_bytes, b.scratch)
+        sum_node(&b, s.level, b.unit.node, call.sums + index * call.sums_bytes, behind_tasks(&b))
         if not sdpa_stops(s.watch):
             join_upwards(&b)
-    elif b.unit.cut.parts.end - b.unit.cut.parts.begin > 1:
-        height = sdpa_height(&b.unit.cut)
-        sum_node(&b, height, b.unit.cut.parts.begin >> height, b.scratch, b.scratch + call.sums_bytes)
-        finish_bundle(&b, b.scratch)
+    elif parts.end - parts.begin > 1:
+        height, sums = sdpa_height(&b.unit.cut), behind_tasks(&b)
+        sum_node(&b, height, parts.begin >> height, sums, sums + call.sums_bytes)
+        finish_bundle(&b, sums)
     else:
         run_bundle(&b)
 
@@ -321,7 +332,7 @@ cdef size_t bundle_sums_bytes(const sdpa_schedule *s) noexcept:
 
 cdef size_t scratch_bytes(const sdpa_schedule *s) noexcept:
     """Of one thread.  It does not depend on the number of keys, but for one set of sums for each level of the tree of
-    parts: ten at most."""
+    parts: eleven at most."""
     cdef size_t sums = (s.level + 1) * bundle_sums_bytes(s) if s.level or s.split else 0
     return sdpa_scratch_bytes(s, s.largest_bundle) + sums
 

@@ -328,7 +328,7 @@ cdef class Call(Options):
         if units:
             cut = sdpa_find_unit(&s, 0).cut
         else:
-            cut.tasks, cut.parts.begin, cut.parts.end = 1, 0, 1
+            cut.tasks = 1
         vectors = (s.most_rows + kernel.lanes - 1) // kernel.lanes
         per_task = (vectors + cut.tasks - 1) // cut.tasks
         few = kernel == self.kernel.isa.kernel[purpose][1]
@@ -342,7 +342,7 @@ cdef class Call(Options):
             keys=kernel.block_keys,
             tasks=self.p.batches * self.p.kv_heads * cut.tasks if units else 0,
             bundle=s.largest_bundle,
-            parts=cut.parts.end - cut.parts.begin,
+            parts=s.most_parts,
             parts_shared=bool(s.split),
             threads=threads,
             scratch_bytes=threads * scratch_bytes(&s) + shared_bytes(&s, units),

@@ -66,6 +66,7 @@ cdef extern from "sdpa.h" nogil:
         int split, level
         int64_t most_units
         int largest_bundle
+        int64_t most_parts
         int far, ahead, at_once
         int64_t *unit_starts
         sdpa_watch *watch
