@@ -203,13 +203,16 @@ def test_feed_forward(kernel, dtype, activation, gated, hidden):
 def judge_feed_forward(y, x, up, down, residual, options):
     """`y` is about as accurate as NumPy, altogether; what is summed may be much larger than its sum."""
     dtype = x.dtype.type
-    inner = reference.FeedForward(up, np.eye(len(up)), **options | dict(down_bias=None))(x)
-    summed = (np.abs(inner) @ np.abs(down.astype(float64)).T).max(initial=0)
+    sizes = {name: np.abs(w.astype(float64)) for name, w in options.items() if isinstance(w, np.ndarray)}
+    sizes["activation"] = None
+    summed = reference.FeedForward(np.abs(up.astype(float64)), np.abs(down.astype(float64)), **sizes)(
+        np.abs(x.astype(float64))
+    ).max(initial=0)
     exactly, naive = (
         reference.FeedForward(up, down, **options)(x, residual=residual, dtype=of)
         for of in (None, dtype)
     )  # fmt: skip
-    floor = 4 * max(sum_eps(dtype), eps(dtype) / 8) * max(summed, np.abs(exactly).max(initial=0))
+    floor = 2 * sum_eps(dtype) * summed + 20 * eps(dtype) / 8 * np.abs(exactly).max(initial=0)
     assert y.dtype == dtype and y.shape == exactly.shape
     errors = [np.abs(of.astype(float64) - exactly).max(initial=0) for of in (y, naive)]
     assert errors[0] <= 2 * errors[1] + floor
