@@ -134,7 +134,12 @@ def _same(a, b):
 
 
 def _shown(value):
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    """An array without numbers may have a long axis all the same, and one with many need not be told whole."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if not value.size:
+        return f"an array of shape {value.shape}"
+    return value.tolist() if value.size <= 64 else np.array2string(value, threshold=64, separator=", ")
 
 
 def ready(group, make):

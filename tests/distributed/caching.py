@@ -114,6 +114,9 @@ def wrong_queries():
         }.items():  # fmt: skip
             error = same_everywhere(cache.attend, query, **{name.split()[-1]: mine})
             assert name in str(error) and "must be the same on all ranks" in str(error), (name, error)
+        # Told in no time: as a list it would be two thousand million empty ones.
+        error = same_everywhere(cache.attend, query, q_offset=np.empty((1 << 31, 0)) if own else None)
+        assert "an array of shape (2147483648, 0)" in str(error), error
         fork = cache.fork()
         fork.append(*tokens(1))
         mixed = fork if own else cache
