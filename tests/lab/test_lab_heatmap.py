@@ -69,5 +69,5 @@ def test_wrong_heatmaps(arguments, options, error, text):
 
 def test_heatmap_without_matplotlib(monkeypatch):
     monkeypatch.setattr(drawing, "available", lambda: False)
-    with pytest.raises(ImportError, match=r"pip install 'sdpa\[lab\]'"):
+    with pytest.raises(ImportError, match="heatmap needs matplotlib: pip install matplotlib"):
         lab.heatmap(SQUARE, ["a", "b"])
