@@ -124,8 +124,8 @@ def test_compiler_without_avx512(source, tmp_path, flag, lost):
     assert info["threads"] == _core.THREADS
 
 
-# Those that are installed are asked.
-COMPILERS = [*(f"gcc-{n}" for n in range(10, 17)), *(f"clang-{n}" for n in range(13, 23))]
+# Those that are installed are asked.  Clang 16 crashes on the kernel of AVX512-BF16, with -O1 already.
+COMPILERS = [*(f"gcc-{n}" for n in range(10, 17)), *(f"clang-{n}" for n in range(13, 23) if n != 16)]
 
 
 @pytest.mark.builds
