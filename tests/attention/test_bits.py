@@ -8,21 +8,13 @@ from support.draw import HALF, WIDE, draw, float32, nan, rng
 from support.kernels import on_kernels
 from support.layouts import LAYOUTS
 from support.options import OPTIONS, options_for
+from support.together import assert_both_same, both
 
 import sdpa
 
 EACH_ARITHMETIC = on_kernels({"float32": float32, "bfloat16": bfloat16}, half="best")
 EACH_DTYPE = on_kernels(WIDE, HALF, half="best")
 EACH_OPTION = pytest.mark.parametrize("name", OPTIONS)
-
-
-def both(*arrays, **options):
-    return sdpa.attention(*arrays, return_lse=True, **options)
-
-
-def assert_both_same(actual, expected):
-    for one, other in zip(actual, expected):
-        assert_same_bits(one, other)
 
 
 @EACH_DTYPE

@@ -11,6 +11,14 @@ from support.draw import HALF, MIXED, WIDE, draw, float16, float32, float64, inf
 from support.kernels import on_kernels
 from support.options import OPTIONS, options_for
 from support.processes import extra_memory
+from support.together import (
+    assert_both_same,
+    assert_hidden_is_as_nothing,
+    both,
+    check,
+    check_with_more,
+    masks_and_biases,
+)
 
 import sdpa
 from sdpa import _core, reference
@@ -23,22 +31,9 @@ LENGTHS = [1023, 1025, 1535, 1536, 1537, 2175, 2559, 2560, 3073, 5000]  # two pa
 N, JOINT = 3000, 1024  # so many keys, and where the second of three parts begins
 
 
-def both(*arrays, **options):
-    return sdpa.attention(*arrays, return_lse=True, **options)
-
-
-def assert_both_same(actual, expected):
-    for one, other in zip(actual, expected):
-        assert_same_bits(one, other)
-
-
 def few(M=1, keys=N, **sizes):
     """Two rows of each key/value head, times M: few for each instruction set where M is 1."""
     return draw(**dict(M=M, N=keys, D=24, E=20) | sizes)
-
-
-def check(*arrays, **options):
-    judge(*both(*arrays, **options), *arrays, **options)
 
 
 # Against the oracle.
@@ -87,17 +82,7 @@ ACROSS = {
     "window in the last part": dict(window=(100, None), q_offset=2900),
     "window in parts that differ": dict(window=(200, 0), q_offset=np.array([500, 2000])),
     "window before all keys": dict(window=(None, -10), q_offset=0),
-    "mask of the first part": dict(mask=np.arange(N) < JOINT),
-    "mask of the last part": dict(mask=np.arange(N) >= JOINT),
-    "mask of another part for each row": dict(mask=(np.arange(N) < JOINT) == np.array([[True], [False]])),
-    "mask of one part for one row, of none for the other": dict(
-        mask=(np.arange(N) < JOINT) & np.array([[True], [False]])
-    ),
-    "mask of one key": dict(mask=np.arange(N) == 2000),
-    "mask of nothing": dict(mask=np.zeros(N, bool)),
-    "bias that hides a part": dict(bias=np.where(np.arange(N) < JOINT, -inf, 0.5).astype(float32)),
-    "bias that favours a part": dict(bias=np.where(np.arange(N) < JOINT, 80.0, -80.0).astype(float32)),
-    "bias that underflows": dict(bias=np.where(np.arange(N) < JOINT, 0, -1e30).astype(float32)),
+    **masks_and_biases(N, JOINT, JOINT, np.array([[True], [False]]), one_key=2000),
     "lengths": dict(kv_lengths=np.array([1000, N]), causal=True),
     "lengths at the joint": dict(kv_lengths=np.array([JOINT, JOINT + 1])),
     "lengths of nothing": dict(kv_lengths=np.array([0, 2048])),
@@ -110,8 +95,7 @@ ACROSS = {
 def test_options_across_parts(kernel, dtype, threads, options):
     arrays = few(2, H=2, dtype=dtype)
     check(*arrays, threads=threads, **options)
-    sinks = dict(sinks=np.array([1.0, -2.0]), softcap=2.0, alibi_slopes=np.array([0.01, 0.0]))
-    check(*arrays, threads=threads, **options | sinks)
+    check_with_more(*arrays, threads=threads, **options)
 
 
 def test_parts_whose_scores_are_far_apart(kernel):
@@ -151,11 +135,7 @@ HIDING = {  # keys 1600 to 1700
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("options", HIDING.values(), ids=HIDING)
 def test_hidden_nan(kernel, dtype, threads, options):
-    query, key, value = few(dtype=dtype)
-    expected = both(query, key, value, threads=threads, **options)
-    for poison in nan, inf, -inf:
-        key[:, :, 1600:1701] = value[:, :, 1600:1701] = poison
-        assert_both_same(both(query, key, value, threads=threads, **options), expected)
+    assert_hidden_is_as_nothing(*few(dtype=dtype), slice(1600, 1701), threads=threads, **options)
 
 
 @EACH_DTYPE

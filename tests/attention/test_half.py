@@ -11,6 +11,7 @@ from support.draw import HALF, MIXED, WIDE, draw, float16, float32, float64, inf
 from support.kernels import KERNELS, PAIRS_OF_BFLOAT16, WIDENING, on_kernels
 from support.options import OPTIONS, options_for
 from support.processes import run_python
+from support.together import both, check
 
 import sdpa
 from sdpa import reference
@@ -18,14 +19,6 @@ from sdpa import reference
 ON_EACH = on_kernels(HALF)
 ROWS = pytest.mark.parametrize("rows", [1, 3, 20, 70])  # few, and many
 SMALLEST = {float16: 2.0**-24, bfloat16: 2.0**-133}
-
-
-def both(*arrays, **options):
-    return sdpa.attention(*arrays, return_lse=True, **options)
-
-
-def check(*arrays, **options):
-    judge(*both(*arrays, **options), *arrays, **options)
 
 
 def widened(*arrays):

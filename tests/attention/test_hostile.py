@@ -8,6 +8,7 @@ from ml_dtypes import bfloat16
 from support.accuracy import arithmetic, assert_same_bits, exactly, judge, plainly
 from support.draw import HALF, WIDE, draw, float32, float64, inf, nan, rng
 from support.kernels import on_kernels
+from support.together import both
 
 import sdpa
 from sdpa import reference
@@ -16,10 +17,6 @@ from sdpa import reference
 HELD = {name: dtype for name, dtype in WIDE.items() if plainly(dtype) == arithmetic(dtype)}
 EACH = on_kernels(HELD, {"bfloat16": bfloat16})
 ROWS = pytest.mark.parametrize("rows", [1, 3, 40])  # few, and many
-
-
-def both(*arrays, **options):
-    return sdpa.attention(*arrays, return_lse=True, **options)
 
 
 def engine(*arrays):

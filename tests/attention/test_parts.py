@@ -4,11 +4,18 @@
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from support.accuracy import assert_same_bits, judge
 from support.draw import HALF, WIDE, draw, float32, inf, nan
 from support.kernels import on_kernels
 from support.options import OPTIONS, options_for
 from support.processes import extra_memory
+from support.together import (
+    assert_both_same,
+    assert_hidden_is_as_nothing,
+    both,
+    check,
+    check_with_more,
+    masks_and_biases,
+)
 
 import sdpa
 from sdpa import _core
@@ -20,22 +27,9 @@ LENGTHS = {2049: 1, 3071: 1, 3072: 2, 3073: 2, 4096: 2, 5119: 2, 5120: 3, 9000: 
 M, N, JOINT = 9, 6000, 2048  # queries, keys, and where the second of three parts begins
 
 
-def both(*arrays, **options):
-    return sdpa.attention(*arrays, return_lse=True, **options)
-
-
-def assert_both_same(actual, expected):
-    for one, other in zip(actual, expected):
-        assert_same_bits(one, other)
-
-
 def many(keys=N, **sizes):
     """Eighteen rows of a key/value head."""
     return draw(**dict(B=1, H=2, G=1, M=M, N=keys, D=24, E=20) | sizes)
-
-
-def check(*arrays, **options):
-    judge(*both(*arrays, **options), *arrays, **options)
 
 
 @EACH_DTYPE
@@ -66,22 +60,13 @@ def test_each_option(kernel, dtype, name):
     check(*arrays, threads=2, **options_for(*arrays[:2], name))
 
 
-ODD = np.arange(M)[:, None] % 2 == 1
 ACROSS = {
     "window over the joint": dict(window=(700, 0), q_offset=2600),
     "window up to the joint": dict(window=(700, 0), q_offset=JOINT - M),
     "window from the joint": dict(window=(0, 300), q_offset=JOINT),
     "window in the last part": dict(window=(100, None), q_offset=5900),
     "window before all keys": dict(window=(None, -M), q_offset=0),
-    "mask of the first part": dict(mask=np.arange(N) < JOINT),
-    "mask of the last part": dict(mask=np.arange(N) >= 2 * JOINT),
-    "mask of another part for each row": dict(mask=(np.arange(N) < JOINT) == ODD),
-    "mask of one part for some rows, of none for others": dict(mask=(np.arange(N) < JOINT) & ODD),
-    "mask of one key": dict(mask=np.arange(N) == 4000),
-    "mask of nothing": dict(mask=np.zeros(N, bool)),
-    "bias that hides a part": dict(bias=np.where(np.arange(N) < JOINT, -inf, 0.5).astype(float32)),
-    "bias that favours a part": dict(bias=np.where(np.arange(N) < JOINT, 80.0, -80.0).astype(float32)),
-    "bias that underflows": dict(bias=np.where(np.arange(N) < JOINT, 0, -1e30).astype(float32)),
+    **masks_and_biases(N, JOINT, 2 * JOINT, np.arange(M)[:, None] % 2 == 1, one_key=4000),
     "lengths": dict(kv_lengths=np.array([1000, N]), causal=True),
     "lengths at the joint": dict(kv_lengths=np.array([JOINT, 3072])),
     "lengths of nothing": dict(kv_lengths=np.array([0, 4096])),
@@ -93,19 +78,14 @@ ACROSS = {
 def test_options_across_parts(kernel, dtype, options):
     arrays = many(B=2, dtype=dtype)
     check(*arrays, threads=2, **options)
-    sinks = dict(sinks=np.array([1.0, -2.0]), softcap=2.0, alibi_slopes=np.array([0.01, 0.0]))
-    check(*arrays, threads=1, **options | sinks)
+    check_with_more(*arrays, threads=1, **options)
 
 
 @EACH_DTYPE
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("options", [dict(mask=np.arange(N) < JOINT), dict(kv_lengths=3200)], ids=["mask", "lengths"])
 def test_hidden_nan(kernel, dtype, threads, options):
-    query, key, value = many(dtype=dtype)
-    expected = both(query, key, value, threads=threads, **options)
-    for poison in nan, inf, -inf:
-        key[:, :, 3200:3300] = value[:, :, 3200:3300] = poison
-        assert_both_same(both(query, key, value, threads=threads, **options), expected)
+    assert_hidden_is_as_nothing(*many(dtype=dtype), slice(3200, 3300), threads=threads, **options)
 
 
 @EACH_DTYPE
