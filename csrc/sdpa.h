@@ -111,8 +111,9 @@ typedef enum { SDPA_NEAR, SDPA_THIRD_LEVEL, SDPA_MEMORY } sdpa_distance;
 
 /* What a thread takes at once, of one key/value head: a bundle, or where the schedule is `split` a node of its tree. */
 typedef struct {
-    int64_t batch, kv_head, bundle, node;
-    int64_t first; /* the first unit of the bundle */
+    int64_t batch, kv_head, node;
+    int64_t first;                /* the first unit of the bundle */
+    int64_t first_task, end_task; /* none where other batches have more units */
     sdpa_cut cut;
 } sdpa_unit;
 

@@ -152,8 +152,7 @@ static void find_poison(const sdpa_input *in, sdpa_task *t, operand marks)
     for (int row = 0; row < ROWS; ++row) ones[row] = 1;
     output_block(in, t, marks, t->scratch.visible, t->scratch.poison, t->scratch.poisonous ? ones : NULL);
     t->scratch.poisonous = 1;
-    FOR_OUTPUT(in, t, line, v)
-    {
+    FOR_OUTPUT (in, t, line, v) {
         real *at = (real *)t->scratch.poison + output_offset(in, line, v);
         vf_store(at, without_counts(vf_load(at)));
     }
@@ -176,8 +175,7 @@ static void accumulate_seen(const sdpa_input *in, sdpa_task *t)
 static void add_poison(const sdpa_input *in, sdpa_task *t)
 {
     if (!t->scratch.poisonous) return;
-    FOR_OUTPUT(in, t, line, v)
-    {
+    FOR_OUTPUT (in, t, line, v) {
         real *at = (real *)t->scratch.o + output_offset(in, line, v);
         const vf x = vf_load(at), marks = vf_load((real *)t->scratch.poison + output_offset(in, line, v));
         vf_store(at, vf_select(vf_eq(marks, vf_set1(0)), x, vf_add(x, marked_number(marks)))); /* -0 stays */
@@ -193,8 +191,8 @@ static int find_unsettled(const sdpa_input *in, const sdpa_task *t, int *unsettl
     real poison[ROWS] = {0};
     int any = 0;
     if (!t->scratch.started) return 0;
-    FOR_OUTPUT(in, t, line, v)
-    add_to_rows(vf_mul(vf_load((real *)t->scratch.o + output_offset(in, line, v)), vf_set1(0)), poison, line, v);
+    FOR_OUTPUT (in, t, line, v)
+        add_to_rows(vf_mul(vf_load((real *)t->scratch.o + output_offset(in, line, v)), vf_set1(0)), poison, line, v);
     for (int row = 0; row < t->rows.vectors * VL; ++row) {
         unsettled[row] = poison[row] != 0 && sum[row] == sum[row];
         any |= unsettled[row];

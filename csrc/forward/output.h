@@ -11,8 +11,7 @@ static void add_small_values(const sdpa_input *in, const sdpa_task *t)
     real *sums = t->scratch.o, *of_small = t->scratch.block_o;
     output_block(in, t, small_values(in, t), t->scratch.s, of_small, NULL);
     const vf unit = vf_set1(1 / SMALL_VALUE_FACTOR);
-    FOR_OUTPUT(in, t, line, v)
-    {
+    FOR_OUTPUT (in, t, line, v) {
         real *at = sums + output_offset(in, line, v);
         const vf x = vf_load(at), small = vf_load(of_small + output_offset(in, line, v));
         vf_store(at, vf_select(vf_eq(small, vf_set1(0)), x, vf_fma(small, unit, x))); /* -0 stays */
@@ -44,8 +43,7 @@ static void limit_output(const sdpa_input *in, const sdpa_task *t)
 {
     real *o = t->scratch.o, *shrink = t->scratch.shrink;
     const vf most = vf_set1(REAL_MAX), least = vf_set1(-REAL_MAX);
-    FOR_OUTPUT(in, t, line, v)
-    {
+    FOR_OUTPUT (in, t, line, v) {
         real *at = o + output_offset(in, line, v);
         const vf x = vf_load(at), y = vf_mul(x, of_rows(shrink, line, v));
         const vm is_number = vf_eq(vf_sub(x, x), vf_set1(0));

@@ -146,8 +146,7 @@ static void lift_overflows(const sdpa_input *in, const sdpa_task *t, const sdpa_
 {
     const vf zero = vf_set1(0);
     real poison[ROWS] = {0}, *lift = t->scratch.lift;
-    FOR_OUTPUT(in, t, line, v)
-    {
+    FOR_OUTPUT (in, t, line, v) {
         const ptrdiff_t at = output_offset(in, line, v);
         const real *x = (const real *)t->scratch.o + at, *y = (const real *)part->scratch.o + at;
         const vm numbers = vf_eq(vf_mul(vf_add(vf_mul(vf_load(x), zero), vf_load(y)), zero), zero);
@@ -181,14 +180,12 @@ static void join(const sdpa_input *in, const sdpa_task *t, const sdpa_task *part
     real *o = s->o;
     const real *added = other->o;
     vf poison = vf_set1(0);
-    FOR_OUTPUT(in, t, line, v)
-    {
+    FOR_OUTPUT (in, t, line, v) {
         const ptrdiff_t at = output_offset(in, line, v);
         poison = vf_fma(joined(o + at, own, added + at, share, line, v), vf_set1(0), poison);
     }
     if (!is_zero(poison)) lift_overflows(in, t, part, own, share);
-    FOR_OUTPUT(in, t, line, v)
-    {
+    FOR_OUTPUT (in, t, line, v) {
         const ptrdiff_t at = output_offset(in, line, v);
         vf_store(o + at, joined(o + at, own, added + at, share, line, v));
     }

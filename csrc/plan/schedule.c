@@ -15,13 +15,16 @@ static const double EVENLY = 0.9; /* of that share: more units would cost more t
 
 static int64_t up(int64_t all, int64_t each) { return (all + each - 1) / each; }
 
+/* The longest of so many pieces, of the mean: the rows of an uneven head see ever more keys, up to twice the mean. */
+static double longest(double uneven, int64_t pieces) { return 1 + uneven * (1 - 1 / (double)pieces); }
+
 /* The same where each of `heads` is cut into `pieces`, the largest of `largest` of its `of_head`.  In `uneven` heads, as
  * causality makes them, the last piece has up to twice the work of the mean; but it comes first, and two threads make up
  * for it with those that are shorter. */
 static double busy(int threads, int64_t heads, double uneven, int64_t pieces, int64_t largest, int64_t of_head)
 {
     const double units = (double)(heads * pieces);
-    const double more = threads > 2 || units < 8 ? 1 + uneven * (1 - 1 / (double)pieces) : 1;
+    const double more = threads > 2 || units < 8 ? longest(uneven, pieces) : 1;
     return sdpa_busy(threads, units, more * (double)largest, (double)(heads * of_head));
 }
 
@@ -215,7 +218,7 @@ static int share_evenly(const sdpa_schedule *s, const amount *all, int level)
     const sdpa_cut *cut = &s->cut;
     const int64_t parts = nodes(cut, 0), units = all->bundles * nodes(cut, level),
                   largest = up(cut->tasks, cut->bundles) * min64(parts, INT64_C(1) << level);
-    const double more = 1 + unevenness(s->input, 0) * (1 - 1 / (double)cut->bundles);
+    const double more = longest(unevenness(s->input, 0), cut->bundles);
     return units >= fewest * threads && sdpa_busy(s->threads, (double)units, more * (double)largest,
                                                   (double)(all->heads * cut->tasks * parts)) >= EVENLY;
 }
@@ -279,12 +282,16 @@ sdpa_unit sdpa_find_unit(const sdpa_schedule *s, int64_t unit)
     const int64_t per_head = in->q_starts ? units_of_head(s, found.cut) : s->most_units;
     found.kv_head = (unit - first) / per_head;
     found.first = unit;
-    found.bundle = unit - first - found.kv_head * per_head;
+    int64_t bundle = unit - first - found.kv_head * per_head;
     if (s->split && found.cut.tasks) {
-        const int64_t of_bundle = nodes(&found.cut, s->level), node = found.bundle % of_bundle;
-        found.bundle /= of_bundle;
+        const int64_t of_bundle = nodes(&found.cut, s->level), node = bundle % of_bundle;
+        bundle /= of_bundle;
         found.first = unit - node;
         found.node = node + (found.cut.parts.begin >> s->level);
+    }
+    if (bundle < found.cut.bundles) {
+        found.first_task = bundle * found.cut.tasks / found.cut.bundles;
+        found.end_task = (bundle + 1) * found.cut.tasks / found.cut.bundles;
     }
     return found;
 }

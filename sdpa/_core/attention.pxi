@@ -78,6 +78,13 @@ cdef void finish_task(const sdpa_schedule *s, sdpa_task *t) noexcept nogil:
         s.kernel.write_out(s.input, t)
 
 
+cdef void attend_and_finish(const sdpa_schedule *s, sdpa_task *tasks, int count) noexcept nogil:
+    cdef int i
+    attend_carefully(s, tasks, count)
+    for i in range(count):
+        finish_task(s, &tasks[i])
+
+
 cdef bint attend_at_once(const sdpa_schedule *s, sdpa_task *t) noexcept nogil:
     """softmax(Q K^T) V where one block holds all keys: weights are divided by their sum before they meet V, so that
     results leave as they are summed.  False where nothing is seen, or something is unusual: then all is to be done
@@ -113,19 +120,17 @@ cdef bint enter_bundle(const attention_call *call, int64_t index, char *scratch,
     cdef const sdpa_schedule *s = call.schedule
     cdef sdpa_unit unit = sdpa_find_unit(s, index)
     cdef sdpa_span seen
-    cdef int64_t first
     cdef int i
-    if unit.bundle >= unit.cut.bundles:
-        return False
     b.call, b.unit, b.scratch = call, unit, scratch
-    first = unit.bundle * unit.cut.tasks // unit.cut.bundles
-    b.count = <int>((unit.bundle + 1) * unit.cut.tasks // unit.cut.bundles - first)
+    b.count = <int>(unit.end_task - unit.first_task)
+    if b.count == 0:
+        return False
     sdpa_lay_out_scratch(s, scratch, b.tasks, b.count)
     for i in range(b.count):
-        sdpa_enter_task(s, &unit, first + i, &b.tasks[i].rows)
+        sdpa_enter_task(s, &unit, unit.first_task + i, &b.tasks[i].rows)
         b.keys[i] = b.tasks[i].rows.keys
         if s.ahead:
-            sdpa_look_ahead(s, &unit, first + i, &b.tasks[i].rows)
+            sdpa_look_ahead(s, &unit, unit.first_task + i, &b.tasks[i].rows)
     if unit.cut.last_part and not s.split:  # those of the bundle: fewer than of the head with a window
         seen = b.keys[0]
         for i in range(1, b.count):
@@ -141,16 +146,7 @@ cdef void run_at_once(bundle *b) noexcept nogil:
         if stopped(s.watch, block_products(s, &b.tasks[i].rows)):
             return
         if not attend_at_once(s, &b.tasks[i]):
-            attend_carefully(s, &b.tasks[i], 1)
-            finish_task(s, &b.tasks[i])
-
-
-cdef void run_bundle(bundle *b) noexcept nogil:
-    cdef const sdpa_schedule *s = b.call.schedule
-    cdef int i
-    attend_carefully(s, b.tasks, b.count)
-    for i in range(b.count):
-        finish_task(s, &b.tasks[i])
+            attend_and_finish(s, &b.tasks[i], 1)
 
 
 cdef char *behind_tasks(const bundle *b) noexcept nogil:
@@ -251,7 +247,7 @@ cdef void run_unit(const void *of, int64_t index, char *scratch) noexcept nogil:
         sum_node(&b, height, parts.begin >> height, sums, sums + call.sums_bytes)
         finish_bundle(&b, sums)
     else:
-        run_bundle(&b)
+        attend_and_finish(s, b.tasks, b.count)
 
 
 cdef double pairs_seen(const sdpa_input *p, const sdpa_rows *rows, sdpa_span keys) noexcept nogil:
@@ -270,15 +266,13 @@ cdef double weigh_unit(const void *of, int64_t index) noexcept nogil:
     cdef sdpa_rows rows
     cdef sdpa_span keys
     cdef double pairs = 0
-    cdef int64_t task = unit.bundle * unit.cut.tasks // max(1, unit.cut.bundles)
-    cdef int64_t end = (unit.bundle + 1) * unit.cut.tasks // max(1, unit.cut.bundles)
-    while unit.bundle < unit.cut.bundles and task < end:
+    cdef int64_t task
+    for task in range(unit.first_task, unit.end_task):
         sdpa_enter_task(s, &unit, task, &rows)
         keys.begin, keys.end = 0, rows.kv_len
         if s.split:
             keys = sdpa_node_keys(&unit.cut, s.level, unit.node, keys)
         pairs += pairs_seen(s.input, &rows, keys)
-        task += 1
     return pairs * (s.input.dim + s.input.value_dim + 16)
 
 

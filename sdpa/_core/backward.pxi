@@ -207,11 +207,11 @@ cdef int64_t sum_keys(const sdpa_input *p, const backward_plan *plan) noexcept n
 cdef stretch find_stretch(const sdpa_schedule *s, const backward_plan *plan, int64_t unit) noexcept nogil:
     cdef const sdpa_input *p = s.input
     cdef stretch work
-    cdef int64_t part = unit - plan.whole, index, of_rows = (plan.heads - plan.whole) * plan.row_units
+    cdef int64_t left = plan.heads - plan.whole, part = unit - plan.whole, index, of_rows = left * plan.row_units
     cdef bint cut = part >= 0, of_keys = part >= of_rows
     if of_keys:  # those of rows come first, for they last longer
         part -= of_rows
-    cdef int64_t left = plan.heads - plan.whole  # first the first units of all of them: with causality the longest
+    # The first units of all heads come first: with causality they are the longest.
     work.head = sdpa_backward_head(
         s, plan.whole + part % left if cut else unit, plan.finer if cut and not of_keys else 1)
     work.first, work.end = 0, work.head.cut.tasks

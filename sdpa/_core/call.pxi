@@ -331,7 +331,7 @@ cdef class Call(Options):
             cut.tasks = 1
         vectors = (s.most_rows + kernel.lanes - 1) // kernel.lanes
         per_task = (vectors + cut.tasks - 1) // cut.tasks
-        few = kernel == self.kernel.isa.kernel[purpose][1]
+        few = bool(kernel.few_rows)
         return Plan(
             few_rows=few,
             pairs=purpose == SDPA_FOR_BFLOAT16 and kernel != self.kernel.isa.kernel[SDPA_FOR_FLOAT][few],

@@ -79,7 +79,7 @@ cdef extern from "sdpa.h" nogil:
         sdpa_span parts
 
     ctypedef struct sdpa_unit:
-        int64_t batch, kv_head, bundle, node, first
+        int64_t batch, kv_head, node, first, first_task, end_task
         sdpa_cut cut
 
     ctypedef struct sdpa_rows:
