@@ -35,6 +35,7 @@ SCORES = {
     "alibi": lambda B, H, M, N: dict(alibi_slopes=np.linspace(-0.05, 0.5, H)),
     "alibi per batch": lambda B, H, M, N: dict(alibi_slopes=rng(7).random((B, H))),
 }
+ON_HEADS = "sinks", "softcap", "alibi"  # what is done to scores and sums of heads, all at once
 OPTIONS = {"nothing": lambda B, H, M, N: {}} | GEOMETRY | SEEN | SCORES
 
 

@@ -6,6 +6,7 @@ import sdpa
 
 from .accuracy import assert_same_bits, judge
 from .draw import float32, inf, nan
+from .options import ON_HEADS, options_for
 
 
 def both(*arrays, **options):
@@ -21,10 +22,9 @@ def check(*arrays, **options):
     judge(*both(*arrays, **options), *arrays, **options)
 
 
-def check_with_more(*arrays, **options):
+def check_with_more(query, key, value, **options):
     """And with all that is done to scores or sums of heads."""
-    more = dict(sinks=np.array([1.0, -2.0]), softcap=2.0, alibi_slopes=np.array([0.01, 0.0]))
-    check(*arrays, **options | more)
+    check(query, key, value, **options | options_for(query, key, *ON_HEADS))
 
 
 def assert_hidden_is_as_nothing(query, key, value, where, **options):
