@@ -95,6 +95,11 @@ def sum_dtype(dtype):
     return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
 
 
+def may_attend(dtype, cache_dtype):
+    """Whether queries of `dtype` may attend to a cache: to one of their dtype, or of a narrower one."""
+    return dtype == cache_dtype or dtype.itemsize > cache_dtype.itemsize
+
+
 def check_widths(query, key, value):
     """Raises if key or value (None: absent) has a wider dtype than query, or if bfloat16 meets float16."""
     inputs = {"query": query, "key": key, "value": value}

@@ -15,7 +15,7 @@ from .._attention.forward import attention, attention_weights
 from .._cache import kv, paged
 from .._cache.kv import KVCache
 from .._cache.paged import PagedKVCache
-from .._checks import lengths_of, rows_of, whole_numbers
+from .._checks import lengths_of, may_attend, rows_of, whole_numbers
 
 
 def keys_for(cache, sequences, cu_seqlens, *, x, context, kv_lengths, layer):
@@ -38,7 +38,7 @@ def keys_for(cache, sequences, cu_seqlens, *, x, context, kv_lengths, layer):
         raise ValueError(
             f"cache has kv_heads, head_dim and value_dim {sizes}: they must be those of the layer, {wanted}"
         )
-    if x.dtype != cache.dtype and x.itemsize <= cache.dtype.itemsize:
+    if not may_attend(x.dtype, cache.dtype):
         raise TypeError(f"cache has dtype {cache.dtype} and x {x.dtype}: it must be that of x, or a narrower one")
     if isinstance(cache, PagedKVCache):
         return PagedKeys(cache, sequences, cu_seqlens, x.shape[1], own, kv_lengths)

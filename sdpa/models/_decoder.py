@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 
-from .._checks import number, plain_array, sum_dtype, whole_number
+from .._checks import may_attend, number, plain_array, sum_dtype, whole_number
 from ._batch import Batch
 from ._transformer import Transformer
 
@@ -37,7 +37,7 @@ class Decoder(Transformer):
         batch : int
             The number of sequences.
         dtype
-            Default: the dtype of the model.
+            That of the model, which is the default, or a narrower one.
         window
             Default: the window of the layer.
         comm
@@ -174,6 +174,9 @@ class Decoder(Transformer):
         if len(caches) != self.settings.layers or len(caches[0].lengths) != len(batch.ids):
             sizes = f"one for each of the {self.settings.layers} layers, with a batch of {len(batch.ids)}"
             raise ValueError(f"caches are {caches}: they must be {sizes}")
+        for cache in caches:
+            if not may_attend(self.dtype, cache.dtype):
+                raise TypeError(f"caches have dtype {cache.dtype}: it must be that of the model, or a narrower one")
         return np.array(caches[0].lengths)
 
 

@@ -280,6 +280,11 @@ def test_a_seed_gives_the_same_tokens_again(llama):
         ),
         (lambda m: m(ids_of(2, 3), caches=m.new_caches(2)[:1]), ValueError, "one for each of the 2 layers"),
         (lambda m: m.generate(ids_of(30), 12), ValueError, "prompt and max_new_tokens are 41 tokens: .* places for 40"),
+        (
+            lambda m: m.generate([1], 2, caches=m.new_caches(1, dtype=np.float64)),
+            TypeError,
+            "caches have dtype float64: it must be that of the model, or a narrower one",
+        ),
         (lambda m: m.generate([], 3), ValueError, r"sequences of \[0\] tokens: each must have one or more"),
         (lambda m: m.generate([[1], []], 3), ValueError, r"sequences of \[1, 0\] tokens"),
         (lambda m: m.generate([1], -1), ValueError, "max_new_tokens is -1"),
