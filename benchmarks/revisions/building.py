@@ -33,14 +33,18 @@ class Revision(NamedTuple):
     folder: Path
 
 
-def revision(name, progress):
-    """The built Revision that git knows by this name; the working tree for None."""
+def revision(name, progress, instead=None):
+    """The built Revision that git knows by this name; the working tree for None.
+
+    instead : {path: text} of files that take the place of its own
+    """
+    instead = instead or {}
     tree = working_tree() if name is None else git("rev-parse", "--verify", f"{name}^{{tree}}")
     described = git("describe", "--always", "--tags", *(["--dirty"] if name is None else [f"{name}^{{commit}}"]))
-    folder = BUILT / key_of(git("ls-tree", tree, "--", *SOURCES))
+    folder = BUILT / key_of("\n".join([git("ls-tree", tree, "--", *SOURCES), *instead.values()]))
     if not folder.exists():
         progress(f"building {described}")
-        build(tree, folder)
+        build(tree, folder, instead)
     return Revision(described, folder)
 
 
@@ -61,12 +65,14 @@ def key_of(sources):
     return hashlib.sha256(made_from.encode()).hexdigest()[:16]
 
 
-def build(tree, folder):
-    """The files of a tree, built in place; `folder` appears when all is done."""
+def build(tree, folder, instead):
+    """The files of a tree, and others instead of some of them, built in place; `folder` appears when all is done."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="unfinished-") as unfinished:
         made = Path(unfinished, folder.name)
         extract(tree, made)
+        for path, text in instead.items():
+            Path(made, path).write_text(text, encoding="utf-8")
         command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
         done = subprocess.run(command, cwd=made, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -1,0 +1,175 @@
+"""Where the time of a call goes: the reasons in ../targets.py, measured.
+
+python -m benchmarks.studies.stages                              # attention that misses an aim in docs/speed.json
+python -m benchmarks.studies.stages --only decode-4k,window
+python -m benchmarks.studies.stages --update                     # writes the table into benchmarks/README.md
+
+Builds the library once more with each stage of its kernels timed (../measure/stages.c).  Per cent are of the time of
+all threads together; what is no stage is arguments, the cutting of work, and threads that begin, end or wait.  "near"
+is the time of the same work of one thread, on arrays that fit in its second-level cache, divided by the number of
+threads: how much of the time would be left if nothing came from farther away and every thread was busy.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # behind the library that is measured
+
+from benchmarks import targets, workloads
+from benchmarks.measure import machine
+from benchmarks.measure.libraries import OURS
+from benchmarks.peers import IMPLEMENTATIONS, adapter_of
+from benchmarks.report import rows
+from benchmarks.report.report import with_text_between
+from benchmarks.revisions import building
+from benchmarks.workloads.attention import Attention
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "benchmarks/README.md"
+# By the numbers in stages.c.
+NAMES = ("queries", "scores", "softmax", "values", "results", "slopes", "gradient of queries", "gradients of keys",
+         "projections", "norms")  # fmt: skip
+ROOM = 16, 256  # stages and threads, there
+NEAR_BYTES = 512 << 10  # half of a second-level cache of 1 MB
+FEWEST = 256  # keys, when there are made fewer
+
+
+def chosen(only):
+    if only:
+        found = workloads.select(only)
+    else:
+        published = rows.rows_of(rows.read([ROOT / "docs/speed.json"]))
+        found = [verdict.row.workload for verdict in targets.verdicts(published) if not verdict.hit]
+    return [workload for workload in found if isinstance(workload, Attention)]
+
+
+def near(workload):
+    """The same kind of work on one head, and on fewer keys; None if that does not fit into a near cache."""
+    one = replace(workload, B=1, H=workload.H // workload.G, G=1)
+    while one.bytes > NEAR_BYTES and one.N // 2 >= max(FEWEST, 4 * (one.window or 0)):
+        rows_too = one.window is not None
+        one = replace(one, N=one.N // 2, M=one.M // 2 if rows_too else one.M)
+    return one if one.bytes <= NEAR_BYTES and workload.kind != "layer" else None
+
+
+# ---------------------------------------------------------------------------------------------------------- measuring
+
+
+def measured(chosen, threads, seconds):
+    """{name: what `measure` found}, in a process that has the library whose stages are timed."""
+    sources = {"csrc/kernel_itself.h": ROOT / "csrc/kernel.c", "csrc/kernel.c": ROOT / "benchmarks/measure/stages.c"}
+    instead = {path: source.read_text(encoding="utf-8") for path, source in sources.items()}
+    library = building.revision(None, lambda text: print(f"{text}, with stages timed", file=sys.stderr), instead)
+    names = [workload.name for workload in chosen]
+    work = f"import sdpa; from benchmarks.studies import stages; stages.work({names!r}, {threads}, {seconds})"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [library.folder, ROOT]))}
+    for line in lines_of([sys.executable, "-P", "-c", work], environment):
+        yield json.loads(line)
+
+
+def lines_of(command, environment):
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        yield from process.stdout
+    if process.returncode:
+        raise SystemExit(f"the process that measures ended with {process.returncode}")
+
+
+def work(names, threads, seconds):
+    """That process: a line of JSON for each workload."""
+    from sdpa import _core
+
+    clock = Clock(_core.__file__)
+    for name in names:
+        (workload,) = [one for one in workloads.select(name) if one.name == name]
+        found, small = measure(workload, threads, seconds, clock), near(workload)
+        if small is not None:
+            times = workload.flops / small.flops / threads
+            found["near"] = measure(small, 1, seconds, clock)["seconds"] * times
+        print(json.dumps({"name": name, "threads": threads, **found}), flush=True)
+
+
+class Clock:
+    """The ticks that threads have spent in stages."""
+
+    def __init__(self, library):
+        stages, threads = ROOM
+        loaded = ctypes.CDLL(library)
+        self.ticks = np.ctypeslib.as_array((ctypes.c_uint64 * stages * threads).in_dll(loaded, "sdpa_stage_ticks"))
+        now = loaded.sdpa_stage_now
+        now.restype = ctypes.c_uint64
+        begin, ticks = time.perf_counter(), now()
+        time.sleep(0.2)
+        self.each = (time.perf_counter() - begin) / (now() - ticks)  # seconds of a tick
+
+    def seconds(self):
+        """Of each stage, of all threads."""
+        return self.ticks.sum(axis=0)[: len(NAMES)] * self.each
+
+
+def measure(workload, threads, seconds, clock):
+    """Of the fastest call."""
+    os.environ["SDPA_NUM_THREADS"] = str(threads)
+    call, _ = adapter_of(IMPLEMENTATIONS[OURS], workload)(workload)
+    call()
+    found, end = [], time.perf_counter() + seconds
+    while not found or time.perf_counter() < end:
+        before, begin = clock.seconds(), time.perf_counter()
+        call()
+        found.append((time.perf_counter() - begin, (clock.seconds() - before).tolist()))
+    fastest, stages = min(found)
+    return {"seconds": fastest, "stages": stages}
+
+
+# ------------------------------------------------------------------------------------------------------------ showing
+
+
+def line(found):
+    """Of the table: shares of the time of all threads."""
+    whole = found["seconds"] * found["threads"]
+    shares = [100 * spent / whole for spent in found["stages"]]
+    told = [f"{name} {share:.0f}" for name, share in zip(NAMES, shares) if share >= 0.5]
+    left = "" if "near" not in found else f"{100 * found['near'] / found['seconds']:.0f}"
+    time_cell = f"{found['seconds'] * 1e6:.3g}"
+    return f"| {found['name']} | {time_cell} | {', '.join(told)} | {100 - sum(shares):.0f} | {left} |"
+
+
+HEADER = ["| workload | µs | stages, % of the time | no stage, % | near, % |", "|---|---:|---|---:|---:|"]
+
+
+def write(lines, threads):
+    text = DOCUMENT.read_text(encoding="utf-8")
+    facts = f"With {threads} threads on {machine.cpu_name()}; timing takes some per cent of short calls itself."
+    table = "\n".join(["", facts, "", *HEADER, *lines, ""])
+    text = with_text_between(text, "<!-- begin: stages -->", table, "<!-- end: stages -->")
+    DOCUMENT.write_text(text, encoding="utf-8")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", metavar="PATTERN", help="workloads whose name contains or matches it; a,b for several"
+    )
+    parser.add_argument("--threads", type=int, default=2, metavar="N")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of measuring each workload, and each near")
+    parser.add_argument("--update", action="store_true", help=f"write {DOCUMENT.relative_to(ROOT)}")
+    arguments = parser.parse_args()
+    print(*HEADER, sep="\n")
+    lines = []
+    for found in measured(chosen(arguments.only), arguments.threads, arguments.seconds):
+        lines.append(line(found))
+        print(lines[-1], flush=True)
+    if arguments.update:
+        write(lines, arguments.threads)
+
+
+if __name__ == "__main__":
+    main()
