@@ -243,12 +243,15 @@ typedef struct {
     sdpa_array x, out;   /* (rows, ins), (rows, outs) */
     sdpa_array residual; /* as out, of any float dtype: added in the end; or none */
     int64_t rows, ins, outs;
-    int block_rows;      /* that are done together, panel after panel */
+    int block_rows;      /* that are done together, panel after panel, */
+    int vectors;         /* or with threads enough, so many vectors of a panel after the other */
     const void *weights; /* panels, made by pack_panel */
     const void *bias;    /* of the compute type, as the lanes of the panels; or NULL */
     int activation;
-    int gated; /* half of the vectors of a panel are gates: out = act(gate) * sum */
+    int gated; /* every other vector of a panel has gates: out = act(gate) * sum */
 } sdpa_linear;
+
+static inline int sdpa_vectors_apart(const sdpa_linear *l) { return l->gated ? 2 : 1; } /* of features of the result */
 
 enum { SDPA_NORM_TOGETHER = 4096 }; /* numbers of scratch, at least: of several rows */
 
@@ -305,8 +308,8 @@ typedef struct sdpa_kernel {
     /* Projections: NULL for few rows. */
     int linear_tile; /* rows of x in one */
     int whole_sum;   /* a row of weights in a panel is filled up to a multiple of so many numbers */
-    void (*pack_panel)(const sdpa_array *weight, int64_t outs, int64_t ins, int lane, void *panel);
-    void (*linear)(const sdpa_linear *, int64_t row, int rows, int64_t panel, void *scratch, int64_t *copied);
+    void (*pack_panel)(const sdpa_array *weight, int64_t outs, int64_t ins, int vector, int apart, void *panel);
+    void (*linear)(const sdpa_linear *, int64_t row, int rows, int64_t vector, void *scratch, int64_t *copied);
     void (*norm)(const sdpa_norm *, int64_t row, int64_t rows, void *scratch);
 } sdpa_kernel;
 
@@ -325,6 +328,8 @@ int sdpa_cpu_runs(const char *isa);
 
 /* plan/schedule.c */
 double sdpa_busy(int threads, double units, double largest, double all);
+int64_t sdpa_cut_linear(sdpa_linear *, const sdpa_kernel *, int threads);
+int64_t sdpa_linear_vectors(const sdpa_linear *, const sdpa_kernel *);
 int64_t sdpa_cut_evenly(int threads, int64_t heads, double uneven, int64_t of_head, int64_t most);
 int64_t sdpa_count_units(sdpa_schedule *);
 sdpa_unit sdpa_find_unit(const sdpa_schedule *, int64_t unit);

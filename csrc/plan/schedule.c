@@ -42,6 +42,43 @@ int64_t sdpa_cut_evenly(int threads, int64_t heads, double uneven, int64_t of_he
     return best;
 }
 
+/* Tiles of rows of a projection that are done together: a panel is read from far once for so many, which costs nothing
+ * then.  22 are the 128 rows that calls often have; 20 to 32 take as long.  Rows of more bytes than LINEAR_ROWS leave
+ * the second-level cache before the next panel; fewer tiles than LINEAR_FEWEST would wait for panels. */
+enum { LINEAR_TILES = 22, LINEAR_FEWEST = 4, LINEAR_ROWS = 3 << 18, CACHE_LINE = 64 };
+
+/* Of all panels, those of features of the result and of their gates. */
+int64_t sdpa_linear_vectors(const sdpa_linear *l, const sdpa_kernel *kernel)
+{
+    return up(l->outs, kernel->lanes) * sdpa_vectors_apart(l);
+}
+
+/* Blocks of rows times panels, the number of which it returns.  The blocks are as equal as whole tiles allow, as by
+ * their number threads share them; more where the panels alone would leave threads without work, but no more than that:
+ * each reads the weights once.  Where that does not suffice, panels are cut between vectors, too, into whole cache lines:
+ * these lie apart then, and a row is multiplied by fewer numbers at once. */
+int64_t sdpa_cut_linear(sdpa_linear *l, const sdpa_kernel *kernel, int threads)
+{
+    const int64_t tile = kernel->linear_tile, row_bytes = max64(1, l->ins * kernel->real_bytes / kernel->step);
+    const int64_t most = clip64(LINEAR_ROWS / (tile * row_bytes), LINEAR_FEWEST, LINEAR_TILES);
+    const int64_t tiles = up(l->rows, tile), vectors = sdpa_linear_vectors(l, kernel);
+    int64_t units = 0;
+    double share = 0;
+    l->block_rows = l->vectors = 0;
+    if (tiles * vectors == 0) return 0;
+    const int64_t in_line = up(CACHE_LINE, kernel->lanes * kernel->real_bytes);
+    int each = kernel->rows / kernel->lanes;
+    do {
+        const int64_t pieces = up(vectors, each);
+        const int64_t of_block = up(tiles, sdpa_cut_evenly(threads, pieces, 0, tiles, min64(most, tiles)));
+        const int64_t cut = pieces * up(tiles, of_block);
+        const double found = sdpa_busy(threads, (double)cut, (double)(of_block * each), (double)(tiles * vectors));
+        if (found > share) share = found, units = cut, l->block_rows = (int)(of_block * tile), l->vectors = each;
+        each /= 2;
+    } while (share < EVENLY && each >= max64(in_line, sdpa_vectors_apart(l)));
+    return units;
+}
+
 static int64_t heads_of_all(const sdpa_input *in) { return in->batches * in->kv_heads; }
 
 static int64_t keys_seen(const sdpa_input *in, int64_t batch, int64_t query)

@@ -118,7 +118,7 @@ cdef extern from "sdpa.h" nogil:
     ctypedef struct sdpa_linear:
         sdpa_array x, out, residual
         int64_t rows, ins, outs
-        int block_rows
+        int block_rows, vectors
         const void *weights
         const void *bias
         int activation, gated
@@ -151,9 +151,10 @@ cdef extern from "sdpa.h" nogil:
         sdpa_backward_stage write_query_gradient, write_key_gradients
         int linear_tile
         int whole_sum
-        void (*pack_panel)(const sdpa_array *, int64_t outs, int64_t ins, int lane, void *panel) noexcept nogil
+        void (*pack_panel)(
+            const sdpa_array *, int64_t outs, int64_t ins, int vector, int apart, void *panel) noexcept nogil
         void (*linear)(
-            const sdpa_linear *, int64_t row, int rows, int64_t panel, void *scratch, int64_t *copied) noexcept nogil
+            const sdpa_linear *, int64_t row, int rows, int64_t vector, void *scratch, int64_t *copied) noexcept nogil
         void (*norm)(const sdpa_norm *, int64_t row, int64_t rows, void *scratch) noexcept nogil
 
     ctypedef struct sdpa_isa:
@@ -165,6 +166,8 @@ cdef extern from "sdpa.h" nogil:
 
     double sdpa_busy(int threads, double units, double largest, double all)
     int64_t sdpa_cut_evenly(int threads, int64_t heads, double uneven, int64_t of_head, int64_t most)
+    int64_t sdpa_cut_linear(sdpa_linear *, const sdpa_kernel *, int threads)
+    int64_t sdpa_linear_vectors(const sdpa_linear *, const sdpa_kernel *) nogil
     int64_t sdpa_count_units(sdpa_schedule *)
     sdpa_unit sdpa_find_unit(const sdpa_schedule *, int64_t unit)
     bint sdpa_has_node(const sdpa_cut *, int level, int64_t node)

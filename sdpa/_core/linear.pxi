@@ -5,11 +5,6 @@ from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
 import numpy as np
 
-# Tiles of rows that are done together: a panel is read from far once for so many, which costs nothing then.  22 are
-# the 128 rows that calls often have; 20 to 32 take as long.  Rows of more bytes than LINEAR_ROWS leave the second-level
-# cache before the next panel; fewer tiles than LINEAR_FEWEST would wait for panels.
-cdef int64_t LINEAR_TILES = 22, LINEAR_FEWEST = 4
-cdef int64_t LINEAR_ROWS = 3 << 18
 # Below this many multiply-adds, with those of LINEAR_READING rows for reading the weights, one thread does the work.
 cdef double LINEAR_SMALL = 1 << 20, LINEAR_READING = 8, LINEAR_OF_US = 300_000
 
@@ -27,7 +22,7 @@ cdef struct pack_call:
     sdpa_array weight
     const sdpa_kernel *table
     int64_t outs, ins, panel_bytes
-    int lane, width
+    int vector, apart, width
     char *to
 
 
@@ -35,14 +30,15 @@ cdef void pack_panel(const void *of, int64_t panel, char *scratch) noexcept nogi
     cdef const pack_call *call = <const pack_call *>of
     cdef int64_t first = panel * call.width
     cdef sdpa_array weight = place(&call.weight, 0, 0, first)
-    call.table.pack_panel(&weight, min(<int64_t>call.width, call.outs - first), call.ins, call.lane,
-                          call.to + panel * call.panel_bytes)
+    call.table.pack_panel(&weight, min(<int64_t>call.width, call.outs - first), call.ins,
+                          call.vector, call.apart, call.to + panel * call.panel_bytes)
 
 
 @cython.final
 cdef class Panels:
     """W (outs, ins) and its bias, for results of one dtype, as the kernel reads them: see csrc/layer/linear.h.  Where
-    there is a gate, which is another W of that shape, a panel holds as many features of both."""
+    there is a gate, which is another W of that shape, a panel holds as many features of both, by turns a vector of
+    each."""
     cdef readonly Kernel kernel
     cdef readonly object dtype
     cdef readonly int64_t outs, ins
@@ -50,7 +46,7 @@ cdef class Panels:
     cdef const sdpa_kernel *table
     cdef cnp.ndarray numbers  # [panels][bytes of one]
     cdef cnp.ndarray bias  # [panels][lanes], or None
-    cdef int width  # features in a panel
+    cdef int width, apart  # features in a panel; and how many vectors from each other
     cdef int64_t count
 
     def __init__(self, Kernel kernel not None, dtype, cnp.ndarray weight not None, bias, cnp.ndarray gate, gate_bias):
@@ -59,25 +55,27 @@ cdef class Panels:
         self.kernel, self.dtype, self.gated = kernel, dtype, gate is not None
         self.outs, self.ins = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
         self.table = linear_kernel(kernel, code_of(dtype.num))
-        self.width = self.table.rows // (2 if self.gated else 1)
+        self.apart = 2 if self.gated else 1
+        self.width = self.table.rows // self.apart
         self.count = (self.outs + self.width - 1) // self.width
         panel_bytes = self.table.rows * (whole_sum(self.table, self.ins) // self.table.step) * self.table.real_bytes
         self.numbers = aligned_bytes(self.count, panel_bytes)
-        self.pack(weight, self.width if self.gated else 0)
+        self.pack(weight, self.apart - 1)
         if self.gated:
             self.pack(gate, 0)
         if bias is not None or gate_bias is not None:
             self.bias = np.zeros((self.count, self.table.rows), self.real())
-            self.put_bias(bias, self.width if self.gated else 0)
+            self.put_bias(bias, self.apart - 1)
             self.put_bias(gate_bias, 0)
 
-    cdef int pack(self, cnp.ndarray weight, int lane) except -1:
+    cdef int pack(self, cnp.ndarray weight, int vector) except -1:
         cdef crew c
         cdef pack_call call
         with np.errstate(all="ignore"):
             rounded = weight.astype(self.dtype, copy=False)
         call.weight, call.table, call.outs, call.ins = array_of(rounded), self.table, self.outs, self.ins
-        call.lane, call.width, call.to = lane, self.width, cnp.PyArray_BYTES(self.numbers)
+        call.vector, call.apart, call.width = vector, self.apart, self.width
+        call.to = cnp.PyArray_BYTES(self.numbers)
         call.panel_bytes = cnp.PyArray_DIM(self.numbers, 1)
         # By all threads, as all will read them: on a machine with several sockets each holds a part in its memory.
         hire(&c, threads_if_worth(None, <double>self.outs * self.ins < LINEAR_SMALL), LONG, 0, 0)
@@ -85,13 +83,19 @@ cdef class Panels:
             share(&c, pack_panel, &call, self.count, EQUALLY, 1, 16 * self.width * self.ins)
         return dismiss(&c)
 
-    cdef int put_bias(self, bias, int lane) except -1:
+    cdef int put_bias(self, bias, int vector) except -1:
         if bias is not None:
             padded = np.zeros(self.count * self.width, self.bias.dtype)
             with np.errstate(all="ignore"):
                 padded[:self.outs] = bias
-            self.bias[:, lane : lane + self.width] = padded.reshape(self.count, self.width)
+            of_all = self.bias.reshape(self.count, self.vectors(), self.table.lanes)
+            own = of_all[:, vector :: self.apart]
+            own[...] = padded.reshape(own.shape)
         return 0
+
+    cdef int vectors(self):
+        """In a panel."""
+        return self.table.rows // self.table.lanes
 
     cdef object real(self):
         """The compute type."""
@@ -103,11 +107,11 @@ cdef class Panels:
 
     def weight(self, bint gate=False):
         """W, or the gate, as it was packed."""
-        cdef int lane = self.width if self.gated and not gate else 0
+        cdef int vector = 0 if gate else self.apart - 1
         step, columns = self.table.step, whole_sum(self.table, self.ins)
         numbers = self.numbers.view(self.dtype if step > 1 else self.real())
-        lanes = numbers.reshape(self.count, columns // step, self.table.rows, step)[:, :, lane : lane + self.width]
-        rows = lanes.transpose(0, 2, 1, 3).reshape(self.count * self.width, columns)
+        of_all = numbers.reshape(self.count, columns // step, self.vectors(), self.table.lanes, step)
+        rows = of_all[:, :, vector :: self.apart].transpose(0, 2, 3, 1, 4).reshape(self.count * self.width, columns)
         return np.ascontiguousarray(rows[:self.outs, :self.ins], self.dtype)
 
 
@@ -125,7 +129,7 @@ cdef cnp.ndarray aligned_bytes(int64_t count, int64_t size):
 cdef struct linear_call:
     sdpa_linear sizes
     const sdpa_kernel *table
-    int64_t panels
+    int64_t pieces  # of all panels, each of sizes.vectors
 
 
 ACTIVATIONS = {
@@ -165,10 +169,11 @@ def linear(
     sizes.weights = cnp.PyArray_DATA(panels.numbers)
     sizes.bias = NULL if panels.bias is None else cnp.PyArray_DATA(panels.bias)
     sizes.activation, sizes.gated = activation, panels.gated
-    call.table, call.panels = table, panels.count
+    call.table = table
     products = <double>sizes.ins * sizes.outs * (sizes.rows + LINEAR_READING) * (2 if panels.gated else 1)
     count = threads_if_worth(threads, products < LINEAR_SMALL)
-    units = cut_rows(sizes, table, call.panels, count) * call.panels
+    units = sdpa_cut_linear(sizes, table, count)
+    call.pieces = (sdpa_linear_vectors(sizes, table) + sizes.vectors - 1) // sizes.vectors if units else 0
     # A cache line that says what is copied; the sums of a block; its rows converted.
     hire(&c, count, products / LINEAR_OF_US,
          64 + <size_t>sizes.block_rows * (table.rows + (sizes.ins + 63) // 64 * 64) * table.real_bytes, 0)
@@ -176,7 +181,7 @@ def linear(
     with nogil:
         # Neighbours go to one thread, which finds the rows in its cache.  Two that write neighbouring panels take cache
         # lines from each other.
-        share(&c, run_linear, &call, units, NEIGHBOURS, 1, sizes.block_rows * table.rows * sizes.ins)
+        share(&c, run_linear, &call, units, NEIGHBOURS, 1, sizes.block_rows * table.lanes * sizes.vectors * sizes.ins)
     dismiss(&c)
     return out
 
@@ -215,31 +220,17 @@ cdef sdpa_array rows_of_all(cnp.ndarray array) except *:
     return a
 
 
-cdef int64_t cut_rows(sdpa_linear *l, const sdpa_kernel *table, int64_t panels, int threads) noexcept:
-    """The number of blocks, as equal as whole tiles allow: by their number threads share them.  More where the panels
-    alone would leave threads without work, but no more than that: each reads the weights once."""
-    cdef int64_t tile = table.linear_tile, row_bytes = max(<int64_t>1, l.ins * table.real_bytes // table.step)
-    cdef int64_t most = max(LINEAR_FEWEST, min(LINEAR_TILES, LINEAR_ROWS // (tile * row_bytes)))
-    cdef int64_t tiles = (l.rows + tile - 1) // tile, blocks
-    l.block_rows = 0
-    if l.rows == 0:
-        return 0
-    blocks = sdpa_cut_evenly(threads, panels, 0, tiles, min(most, tiles))
-    tiles = (tiles + blocks - 1) // blocks
-    l.block_rows = <int>(tiles * tile)
-    return (l.rows + l.block_rows - 1) // l.block_rows
-
-
 cdef double weigh_linear(const void *of, int64_t unit) noexcept nogil:
     cdef const linear_call *call = <const linear_call *>of
     cdef const sdpa_linear *sizes = &call.sizes
-    cdef int64_t rows = min(<int64_t>sizes.block_rows, sizes.rows - unit // call.panels * sizes.block_rows)
-    return <double>rows * call.table.rows * sizes.ins
+    cdef int64_t rows = min(<int64_t>sizes.block_rows, sizes.rows - unit // call.pieces * sizes.block_rows)
+    cdef int64_t left = sdpa_linear_vectors(sizes, call.table) - unit % call.pieces * sizes.vectors
+    return <double>rows * min(left, <int64_t>sizes.vectors) * call.table.lanes * sizes.ins
 
 
 cdef void run_linear(const void *of, int64_t unit, char *scratch) noexcept nogil:
     cdef const linear_call *call = <const linear_call *>of
     cdef const sdpa_linear *sizes = &call.sizes
-    cdef int64_t row = unit // call.panels * sizes.block_rows
+    cdef int64_t row = unit // call.pieces * sizes.block_rows
     cdef int rows = <int>min(<int64_t>sizes.block_rows, sizes.rows - row)
-    call.table.linear(sizes, row, rows, unit % call.panels, scratch + 64, <int64_t *>scratch)
+    call.table.linear(sizes, row, rows, unit % call.pieces * sizes.vectors, scratch + 64, <int64_t *>scratch)

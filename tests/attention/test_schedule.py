@@ -125,6 +125,16 @@ def test_more_blocks_of_a_projection_for_more_threads():
         assert len(rehearsed(linear, x).work) >= units
 
 
+def test_panels_are_cut_where_there_are_fewer_than_threads(kernel):
+    """Down to a line of the cache; with other kernels than AVX-512 a panel has no more."""
+    x, linear = np.ones((1, 600), float32), sdpa.Linear(np.ones((64 * 40, 600), float32))
+    linear(x)  # which packs the weights
+    for count in 1, 2, 8, 40, 80, 160:
+        work = rehearsed(linear, x, threads=count).work
+        assert work.sum() == 64 * 40 * 600
+        assert len(work) == max(40, count) or kernel.name != "avx512" and len(work) >= 160
+
+
 def test_nothing_is_computed_in_a_rehearsal():
     x = np.ones((1, 2, 64, 16), np.float32)
     out = np.full_like(x, 7)

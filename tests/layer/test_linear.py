@@ -11,6 +11,7 @@ from support.draw import HALF, WIDE, float16, float32, float64, inf, nan
 from support.kernels import on_kernels
 
 from sdpa import FeedForward, Linear, reference
+from sdpa._layer.linear import GatedLinear
 
 # (rows, ins, outs): sizes around a tile (6), a panel (64 and less), a block of rows (120), a sum (128 steps)
 SHAPES = [
@@ -180,6 +181,25 @@ def test_with_bias_activation_and_residual(kernel, dtype, activation, shape):
     assert_close(y, exact, size, dtype)
 
 
+@on_kernels(WIDE, HALF)
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows, outs", [(1, 64), (1, 500), (7, 43), (16, 129)])
+def test_threads_that_share_panels_change_no_bit(kernel, dtype, activation, gated, rows, outs):
+    """With as many threads panels are cut between vectors."""
+    x, weight, bias = draw(rows, 150, outs, dtype)
+    residual, gate, gate_bias = draw(rows, 150, outs, dtype, seed=1)[0][:, :1] + weight[:, :rows].T, -weight, bias / 2
+    layer = (
+        GatedLinear(weight, bias, gate, gate_bias, activation, None)
+        if gated
+        else Linear(weight, bias, activation=activation)
+    )
+    for out in np.empty((rows, outs), dtype), np.empty((rows, 2 * outs), dtype)[:, ::2]:
+        expected = layer(x, residual=residual, threads=1)
+        for threads in 2, 13, 64:
+            np.testing.assert_array_equal(layer(x, residual=residual, out=out, threads=threads), expected)
+
+
 def exact_size(x, weight, bias):
     return exact(*map(np.abs, (x, weight, bias)))
 
@@ -299,8 +319,6 @@ def test_given_weights_are_not_kept_once_they_are_packed():
 
 @pytest.mark.parametrize("dtype", [*WIDE.values(), *HALF.values()], ids=[*WIDE, *HALF])
 def test_packed_weights_can_be_read(kernel, dtype):
-    from sdpa._layer.linear import GatedLinear
-
     x, weight, bias = draw(2, 37, 133, dtype)
     gate = -weight[::-1]
     gated = GatedLinear(weight, bias, gate, None, "silu", None)
