@@ -73,7 +73,9 @@ int64_t sdpa_cut_linear(sdpa_linear *l, const sdpa_kernel *kernel, int threads)
         const int64_t of_block = up(tiles, sdpa_cut_evenly(threads, pieces, 0, tiles, min64(most, tiles)));
         const int64_t cut = pieces * up(tiles, of_block);
         const double found = sdpa_busy(threads, (double)cut, (double)(of_block * each), (double)(tiles * vectors));
-        if (found > share) share = found, units = cut, l->block_rows = (int)(of_block * tile), l->vectors = each;
+        /* Blocks of one tile are as equal as rows allow, larger ones as tiles allow. */
+        const int64_t rows = of_block == 1 ? up(l->rows, tiles) : of_block * tile;
+        if (found > share) share = found, units = cut, l->block_rows = (int)rows, l->vectors = each;
         each /= 2;
     } while (share < EVENLY && each >= max64(in_line, sdpa_vectors_apart(l)));
     return units;

@@ -6,7 +6,6 @@ from .. import _core
 from .._checks import (
     bias_array,
     broadcast,
-    check_out,
     flag,
     mask_array,
     per_head,
@@ -106,7 +105,7 @@ def attend_masked(store, query, first, rows, left, right, options, known, tokens
     shape = (*query.shape[:-1], store.value_dim)
     inputs = {"query": query, "mask": mask, "bias": bias}
     if out is not None:
-        check_out(out, shape, query.dtype, inputs | store._now.memory.arrays)
+        _core.checked_out(out, shape, query, inputs | store._now.memory.arrays)
     else:
         out = np.empty_like(query, shape=shape, subok=False)
     lse = np.empty(query.shape[:-1], sum_dtype(query.dtype))

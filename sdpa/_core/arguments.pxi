@@ -157,8 +157,9 @@ cdef int64_t shift_within(int64_t limit, int64_t offset, number) except? -1:
     return max(-limit, min(limit, exact))
 
 
-cdef cnp.ndarray checked_out(given, tuple shape, cnp.ndarray like, dict inputs):
-    """`given`, if it can take a result of that shape and of the dtype of `like` without touching the inputs."""
+cpdef cnp.ndarray checked_out(given, tuple shape, cnp.ndarray like, dict inputs, bint wider=True):
+    """`given`, if it can take a result of that shape and of the dtype of `like`, or a wider one, without touching the
+    inputs, which are arrays or None."""
     cdef bint apart = (
         type(given) is cnp.ndarray and cnp.PyArray_ISCARRAY(given) and shape_of(given) == shape
         and cnp.PyArray_TYPE(given) == cnp.PyArray_TYPE(like)
@@ -166,7 +167,7 @@ cdef cnp.ndarray checked_out(given, tuple shape, cnp.ndarray like, dict inputs):
     for array in inputs.values():
         apart = apart and (array is None or are_apart(given, array))
     if not apart:
-        _checks.check_out(given, shape, like.dtype, inputs)
+        _checks.check_out(given, shape, like.dtype, inputs, wider)
     return given
 
 

@@ -66,17 +66,17 @@ cdef cnp.ndarray filled(cnp.ndarray out, cnp.ndarray found):
     return out
 
 
-cdef cnp.ndarray widened(given, const sdpa_kernel *table):
-    """Numbers for each column in the compute type, filled up to whole vectors."""
+cdef cnp.ndarray widened(cnp.ndarray given, const sdpa_kernel *table):
+    """Numbers for each column in the compute type, filled up to whole vectors: a copy, unless that is what they are."""
     cdef cnp.npy_intp size[1]
     cdef cnp.ndarray wide
+    cdef int wanted = cnp.NPY_DOUBLE if table.real_bytes == 8 else cnp.NPY_FLOAT
     if given is None:
         return None
-    size[0] = (len(given) + 15) // 16 * 16
-    wide = cnp.PyArray_ZEROS(1, size, cnp.NPY_DOUBLE if table.real_bytes == 8 else cnp.NPY_FLOAT, 0)
-    if given.dtype == wide.dtype:
-        wide[:len(given)] = given
-    else:
-        with np.errstate(all="ignore"):
-            wide[:len(given)] = given
+    size[0] = (cnp.PyArray_SIZE(given) + 15) // 16 * 16
+    if cnp.PyArray_TYPE(given) == wanted and size[0] == cnp.PyArray_SIZE(given) and cnp.PyArray_ISCARRAY_RO(given):
+        return given
+    wide = cnp.PyArray_ZEROS(1, size, wanted, 0)
+    with np.errstate(all="ignore"):
+        wide[:cnp.PyArray_SIZE(given)] = given
     return wide

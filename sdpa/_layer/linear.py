@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .. import _core
-from .._checks import check_out
 from .._runtime import kernels
 from .._runtime import threads as _threads
 from .parts import residual_or_none, shaped
@@ -90,7 +89,7 @@ class Linear:
         shape = (*x.shape[:-1], self.outs)
         residual = residual_or_none(residual, shape)
         if out is not None:
-            check_out(out, shape, x.dtype, {"x": x, "residual": None if out is residual else residual})
+            _core.checked_out(out, shape, x, {"x": x, "residual": None if out is residual else residual})
         return self.apply(x, self.threads if threads is None else threads, None, out, residual)
 
     def apply(self, x, threads, dtype=None, out=None, residual=None):

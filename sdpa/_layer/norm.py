@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from numpy.typing import ArrayLike, NDArray
 
 from .. import _core
-from .._checks import check_out, epsilon
+from .._checks import epsilon
 from .._runtime import kernels
 from .parts import residual_or_none
 
@@ -74,7 +74,7 @@ def _norm(x, weight, bias, eps, centred, residual, out, threads):
     for given, other in ((out, None), (total, out)):
         if given is not None:
             apart = {name: array for name, array in inputs.items() if array is not given}
-            check_out(given, x.shape, x.dtype, apart | {"the other array": other}, wider=False)
+            _core.checked_out(given, x.shape, x, apart | {"the other array": other}, wider=False)
     return _core.norm(x, weight, bias, eps, centred, residual, out, total, kernels.default, threads)
 
 
