@@ -6,8 +6,8 @@ python -m benchmarks.studies.stages --update                     # writes the ta
 
 Builds the library once more with each stage of its kernels timed (../measure/stages.c).  Per cent are of the time of
 all threads together; what is no stage is arguments, the cutting of work, and threads that begin, end or wait.  "near"
-is the time of the same work of one thread, on arrays that fit in its second-level cache, divided by the number of
-threads: how much of the time would be left if nothing came from farther away and every thread was busy.
+is what the stages take for the same work on arrays that fit in the second-level cache: how much of the time would be
+left if nothing came from farther away, and every thread was in some stage from beginning to end.
 """
 
 import argparse
@@ -48,7 +48,8 @@ def chosen(only):
         found = workloads.select(only)
     else:
         published = rows.rows_of(rows.read([ROOT / "docs/speed.json"]))
-        found = [verdict.row.workload for verdict in targets.verdicts(published) if not verdict.hit]
+        missed = {verdict.row.name for verdict in targets.verdicts(published) if not verdict.hit}
+        found = [workload for workload in workloads.select("*") if workload.name in missed]
     return [workload for workload in found if isinstance(workload, Attention)]
 
 
@@ -93,7 +94,7 @@ def work(names, threads, seconds):
         found, small = measure(workload, threads, seconds, clock), near(workload)
         if small is not None:
             times = workload.flops / small.flops / threads
-            found["near"] = measure(small, 1, seconds, clock)["seconds"] * times
+            found["near"] = sum(measure(small, 1, seconds, clock)["stages"]) * times
         print(json.dumps({"name": name, "threads": threads, **found}), flush=True)
 
 
