@@ -191,8 +191,7 @@ static inline ALWAYS_INLINE void exponentiate_vectors(const int places, real *s,
         vf_store(s + at, weight);
         vf_store(to, vf_add(vf_load(to), weight));
     }
-    UNROLL_FOR (int half = VL / 2; half > 0; half /= 2)
-        for (int i = 0; i < half * places; ++i) part[i] += part[i + half * places];
+    add_halves(places, part);
 }
 
 /* s = exp(s - from); returns the sums of the rows. */

@@ -175,23 +175,25 @@ static inline halves places_of_pairs(int places)
 }
 
 /* The weights of the block, s[key][places] from its even first key on, become pairs of keys, in their place.  Returns
- * the sums of what is left of them: four sums of every fourth pair, so that their bits do not depend on `places`. */
+ * the sums of what is left of them: VL sums, each over every VL-th pair, so that their bits do not depend on `places`.
+ * Nor do they on where the block begins, a multiple of VL keys: half of the sums change places with the other half. */
 static vf keep_block(const sdpa_task *t, sdpa_segment keys)
 {
     const int places = t->scratch.places, count = (keys.end - keys.begin) * places;
     const halves at = places_of_pairs(places);
     const vf ones = vf_set1(float_of_bits(0x3f803f80));
     real *s = scores_at(t, keys.begin, 0), *to = pairs_at(t, keys.begin);
-    vf kept[4] = {vf_set1(0), vf_set1(0), vf_set1(0), vf_set1(0)};
+    real part[VL * VL]; /* [pair % VL][places] */
+    for (int i = 0; i < places; ++i) vf_store(part + i * VL, vf_set1(0));
     for (int i = (count + VL - 1) / VL * VL; i % (2 * VL); ++i) s[i] = 0;
-    for (int i = 0; i < count; i += 2 * VL)
-        vf_store(to + i / 2, vf_round_and_pair(vf_load(s + i), vf_load(s + i + VL), at));
-    int key = keys.begin; /* a multiple of 8, as blocks are cut at multiples of VL */
-    for (; key + 8 <= keys.end; key += 8)
-        UNROLL_FOR (int i = 0; i < 4; ++i) kept[i] = vf_dot_pairs(vf_load(pairs_at(t, key + 2 * i)), ones, kept[i]);
-    UNROLL_FOR (int i = 0; i < 4; ++i)
-        if (key + 2 * i < keys.end) kept[i] = vf_dot_pairs(vf_load(pairs_at(t, key + 2 * i)), ones, kept[i]);
-    return vf_add(vf_add(kept[0], kept[1]), vf_add(kept[2], kept[3]));
+    for (int i = 0; i < count; i += 2 * VL) {
+        const vf pairs = vf_round_and_pair(vf_load(s + i), vf_load(s + i + VL), at);
+        real *sum = part + (i / 2 & (places * VL - 1)); /* places are a power of 2 */
+        vf_store(to + i / 2, pairs);
+        vf_store(sum, vf_dot_pairs(pairs, ones, vf_load(sum)));
+    }
+    add_halves(places, part);
+    return vf_load(part);
 }
 
 /* The weights of the block, divided by the lift of their rows. */

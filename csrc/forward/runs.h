@@ -122,4 +122,11 @@ static inline ALWAYS_INLINE row_run run_of(const sdpa_input *in, const sdpa_task
             call(dtype, IN_RUNS);                                                                                      \
     } while (0)
 
+/* part[0][places] += all other part[VL][places]: halves meet first, and so on. */
+static inline ALWAYS_INLINE void add_halves(const int places, real *part)
+{
+    UNROLL_FOR (int half = VL / 2; half > 0; half /= 2)
+        for (int i = 0; i < half * places; ++i) part[i] += part[i + half * places];
+}
+
 #endif
