@@ -10,7 +10,8 @@ import numpy as np
 from .. import _core
 from .._checks import float_dtype, one_sequence, packed_rows, rows_of, whole_number
 from .._options import PACKED, AttentionOptions, takes
-from .._runtime import kernels, nodes
+from .._runtime import kernels
+from .store import new_array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -276,8 +277,7 @@ class PagedKVCache:
         """An array (pages, G, page_size, size).  The rows of a head lie together, so that pages with neighbouring
         numbers are one run of memory, which is read faster (see csrc/README.md).  The array holds zeros, so that no
         kernel reads NaN where nothing was written; zeros cost nothing before they are touched."""
-        pool = np.zeros((self.kv_heads, self.pages, self.page_size, size), self.dtype)
-        return nodes.spread(pool).swapaxes(0, 1)
+        return new_array((self.kv_heads, self.pages, self.page_size, size), self.dtype, np.zeros).swapaxes(0, 1)
 
 
 # What a layer needs, which appends to a cache before it attends, and takes that back where it fails.

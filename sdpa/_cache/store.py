@@ -291,11 +291,14 @@ def convert(name, rows, into, group):
         raise ValueError(f"{name} holds NaN or inf, or a number beyond float32: int8 has none")
 
 
-def new_array(shape, dtype):
-    """An uninitialised array that starts on a cache line, so that each vector lies in one line; arrays of NumPy do not.
-    Large arrays have huge pages, as those of NumPy do."""
+def new_array(shape, dtype, new=np.empty):
+    """An array that starts on a cache line, so that each vector lies in one line; arrays of NumPy do not.  Large arrays
+    have huge pages, as those of NumPy do.
+
+    new : np.empty or np.zeros
+    """
     size = math.prod(shape) * dtype.itemsize
-    memory = nodes.spread(np.empty(size + LINE, np.uint8))
+    memory = nodes.spread(new(size + LINE, np.uint8))
     start = -memory.ctypes.data % LINE
     return memory[start : start + size].view(dtype).reshape(shape)
 

@@ -728,3 +728,12 @@ def test_sequences_as_an_array_without_axes():
     cache.append(cache.allocate(), *np.ones((2, 1, 2, 3), np.float32))
     with pytest.raises(TypeError, match="sequences has shape"):
         cache.attend(np.ones((1, 1, 3), np.float32), np.array(0))
+
+
+def test_pages_start_on_cache_lines():
+    """With zeros: no kernel reads NaN where nothing was written."""
+    for dtype in np.float32, bfloat16:
+        cache = sdpa.PagedKVCache(pages=5, page_size=3, kv_heads=2, head_dim=64, value_dim=32, dtype=dtype)
+        for pages in cache._pool.keys, cache._pool.values:
+            assert pages.ctypes.data % 64 == 0 and not pages.any()
+        assert cache.nbytes == 2 * 5 * 3 * (64 + 32) * cache.dtype.itemsize
