@@ -7,7 +7,9 @@ python -m benchmarks.studies.stages --update                     # writes the ta
 Builds the library once more with each stage of its kernels timed (../measure/stages.c).  Per cent are of the time of
 all threads together; what is no stage is arguments, the cutting of work, and threads that begin, end or wait.  "near"
 is what the stages take for the same work on arrays that fit in the second-level cache: how much of the time would be
-left if nothing came from farther away, and every thread was in some stage from beginning to end.
+left if nothing came from farther away, and every thread was in some stage from beginning to end.  "aligned" is the
+time where all arrays begin with a cache line: those of NumPy begin 16 bytes behind one, so that each vector of 64 bytes
+lies in two lines.
 """
 
 import argparse
@@ -41,6 +43,7 @@ NAMES = ("queries", "scores", "softmax", "values", "results", "slopes", "gradien
 ROOM = 16, 256  # stages and threads, there
 NEAR_BYTES = 512 << 10  # half of a second-level cache of 1 MB
 FEWEST = 256  # keys, when there are made fewer
+LINE = 64  # bytes of a cache line
 
 
 def chosen(only):
@@ -91,11 +94,36 @@ def work(names, threads, seconds):
     clock = Clock(_core.__file__)
     for name in names:
         (workload,) = [one for one in workloads.select(name) if one.name == name]
-        found, small = measure(workload, threads, seconds, clock), near(workload)
+        found, small = measure(call_of(workload), threads, seconds, clock), near(workload)
         if small is not None:
             times = workload.flops / small.flops / threads
-            found["near"] = sum(measure(small, 1, seconds, clock)["stages"]) * times
+            found["near"] = sum(measure(call_of(small), 1, seconds, clock)["stages"]) * times
+        if workload.kind == "forward":
+            found["aligned"] = measure(aligned_call_of(workload), threads, seconds, clock)["seconds"]
         print(json.dumps({"name": name, "threads": threads, **found}), flush=True)
+
+
+def call_of(workload):
+    return adapter_of(IMPLEMENTATIONS[OURS], workload)(workload)[0]
+
+
+def aligned_call_of(workload):
+    import sdpa
+
+    arrays, options = workload.draw()
+    arrays, options = [aligned(array) for array in arrays], {name: aligned(given) for name, given in options.items()}
+    return lambda: sdpa.attention(*arrays, **options)
+
+
+def aligned(given):
+    """A copy that begins with a cache line; what is no array stays."""
+    if not isinstance(given, np.ndarray):
+        return given
+    room = np.empty(given.nbytes + LINE, np.uint8)
+    begin = -room.ctypes.data % LINE
+    copy = room[begin : begin + given.nbytes].view(given.dtype).reshape(given.shape)
+    copy[...] = given
+    return copy
 
 
 class Clock:
@@ -116,10 +144,9 @@ class Clock:
         return self.ticks.sum(axis=0)[: len(NAMES)] * self.each
 
 
-def measure(workload, threads, seconds, clock):
+def measure(call, threads, seconds, clock):
     """Of the fastest call."""
     os.environ["SDPA_NUM_THREADS"] = str(threads)
-    call, _ = adapter_of(IMPLEMENTATIONS[OURS], workload)(workload)
     call()
     found, end = [], time.perf_counter() + seconds
     while not found or time.perf_counter() < end:
@@ -138,12 +165,14 @@ def line(found):
     whole = found["seconds"] * found["threads"]
     shares = [100 * spent / whole for spent in found["stages"]]
     told = [f"{name} {share:.0f}" for name, share in zip(NAMES, shares) if share >= 0.5]
-    left = "" if "near" not in found else f"{100 * found['near'] / found['seconds']:.0f}"
+    others = (f"{100 * found[name] / found['seconds']:.0f}" if name in found else "" for name in ("near", "aligned"))
     time_cell = f"{found['seconds'] * 1e6:.3g}"
-    return f"| {found['name']} | {time_cell} | {', '.join(told)} | {100 - sum(shares):.0f} | {left} |"
+    return f"| {found['name']} | {time_cell} | {', '.join(told)} | {100 - sum(shares):.0f} | {' | '.join(others)} |"
 
 
-HEADER = ["| workload | µs | stages, % of the time | no stage, % | near, % |", "|---|---:|---|---:|---:|"]
+HEADER = [
+    "| workload | µs | stages, % of the time | no stage, % | near, % | aligned, % |", "|---|---:|---|---:|---:|---:|"
+]  # fmt: skip
 
 
 def write(lines, threads):

@@ -7,6 +7,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.studies import stages
@@ -37,7 +38,13 @@ def test_near_arrays_fit_and_are_the_same_work():
 
 def test_a_line_has_shares_of_all_threads():
     found = {"name": "x", "threads": 2, "seconds": 100e-6, "stages": [20e-6, 100e-6, *[0.0] * 8], "near": 75e-6}
-    assert stages.line(found) == "| x | 100 | queries 10, scores 50 | 40 | 75 |"
+    assert stages.line(found) == "| x | 100 | queries 10, scores 50 | 40 | 75 |  |"
+
+
+def test_aligned_copies():
+    array = stages.aligned(np.arange(30.0)[3:].reshape(3, 9))
+    assert array.ctypes.data % 64 == 0 and (array == np.arange(30.0)[3:].reshape(3, 9)).all()
+    assert stages.aligned(None) is None
 
 
 def test_stages_have_the_names_of_their_numbers():
