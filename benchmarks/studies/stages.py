@@ -8,8 +8,8 @@ Builds the library once more with each stage of its kernels timed (../measure/st
 all threads together; what is no stage is arguments, the cutting of work, and threads that begin, end or wait.  "near"
 is what the stages take for the same work on arrays that fit in the second-level cache: how much of the time would be
 left if nothing came from farther away, and every thread was in some stage from beginning to end.  "aligned" is the
-time where all arrays begin with a cache line: those of NumPy begin 16 bytes behind one, so that each vector of 64 bytes
-lies in two lines.
+time where all arrays begin with a cache line: those of NumPy begin at any multiple of 16 bytes, so that most vectors of
+64 bytes lie in two lines.
 """
 
 import argparse
@@ -44,6 +44,7 @@ ROOM = 16, 256  # stages and threads, there
 NEAR_BYTES = 512 << 10  # half of a second-level cache of 1 MB
 FEWEST = 256  # keys, when there are made fewer
 LINE = 64  # bytes of a cache line
+TURN = 5  # calls after each other
 
 
 def chosen(only):
@@ -94,12 +95,15 @@ def work(names, threads, seconds):
     clock = Clock(_core.__file__)
     for name in names:
         (workload,) = [one for one in workloads.select(name) if one.name == name]
-        found, small = measure(call_of(workload), threads, seconds, clock), near(workload)
-        if small is not None:
-            times = workload.flops / small.flops / threads
-            found["near"] = sum(measure(call_of(small), 1, seconds, clock)["stages"]) * times
+        calls, small = [call_of(workload)], near(workload)
         if workload.kind == "forward":
-            found["aligned"] = measure(aligned_call_of(workload), threads, seconds, clock)["seconds"]
+            calls.append(aligned_call_of(workload))
+        found, *others = measure(calls, threads, seconds, clock)
+        if others:
+            found["aligned"] = others[0]["seconds"]
+        if small is not None:
+            (one,) = measure([call_of(small)], 1, seconds, clock)
+            found["near"] = sum(one["stages"]) * workload.flops / small.flops / threads
         print(json.dumps({"name": name, "threads": threads, **found}), flush=True)
 
 
@@ -144,17 +148,18 @@ class Clock:
         return self.ticks.sum(axis=0)[: len(NAMES)] * self.each
 
 
-def measure(call, threads, seconds, clock):
-    """Of the fastest call."""
+def measure(calls, threads, seconds, clock):
+    """Of the fastest of each of the calls, which take turns of a few."""
     os.environ["SDPA_NUM_THREADS"] = str(threads)
-    call()
-    found, end = [], time.perf_counter() + seconds
-    while not found or time.perf_counter() < end:
-        before, begin = clock.seconds(), time.perf_counter()
-        call()
-        found.append((time.perf_counter() - begin, (clock.seconds() - before).tolist()))
-    fastest, stages = min(found)
-    return {"seconds": fastest, "stages": stages}
+    found, end = [[] for _ in calls], time.perf_counter() + seconds * len(calls)
+    while not found[-1] or time.perf_counter() < end:
+        for call, times in zip(calls, found):
+            call()
+            for _ in range(TURN):
+                before, begin = clock.seconds(), time.perf_counter()
+                call()
+                times.append((time.perf_counter() - begin, (clock.seconds() - before).tolist()))
+    return [dict(zip(("seconds", "stages"), min(times))) for times in found]
 
 
 # ------------------------------------------------------------------------------------------------------------ showing
