@@ -54,27 +54,18 @@ static void spend(int stage, uint64_t begin)
     timed(write_query_gradient, 4);                                                                                    \
     timed(write_key_gradients, 4)
 
-#define TIMED(name, stage)                                                                                             \
-    static void timed_##name(const sdpa_input *in, sdpa_task *t)                                                       \
+#define TIMED_STAGE(name, stage, input, task)                                                                          \
+    static void timed_##name(const input *in, task *t)                                                                 \
     {                                                                                                                  \
         const uint64_t begin = sdpa_stage_now();                                                                       \
         ITSELF.name(in, t);                                                                                            \
         spend(stage, begin);                                                                                           \
     }                                                                                                                  \
     _Static_assert(stage < STAGES, #name)
+#define TIMED(name, stage) TIMED_STAGE(name, stage, sdpa_input, sdpa_task)
+#define TIMED_BACKWARD(name, stage) TIMED_STAGE(name, stage, sdpa_backward_input, sdpa_backward_task)
 FOR_STAGES(TIMED);
-#undef TIMED
-
-#define TIMED(name, stage)                                                                                             \
-    static void timed_##name(const sdpa_backward_input *in, sdpa_backward_task *t)                                     \
-    {                                                                                                                  \
-        const uint64_t begin = sdpa_stage_now();                                                                       \
-        ITSELF.name(in, t);                                                                                            \
-        spend(stage, begin);                                                                                           \
-    }                                                                                                                  \
-    _Static_assert(stage < STAGES, #name)
-FOR_BACKWARD_STAGES(TIMED);
-#undef TIMED
+FOR_BACKWARD_STAGES(TIMED_BACKWARD);
 
 static int timed_write_at_once(const sdpa_input *in, sdpa_task *t)
 {
