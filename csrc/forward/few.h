@@ -25,38 +25,46 @@
 enum { STRETCH = 256, STRETCHES = 16 };
 enum { NARROW, WIDE };
 
-/* s[key][row] = K[key] . q[row] */
-static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const int dtype, const int how,
-                                          const int how_wide, int64_t dim, row_run run, int first, const real *q,
-                                          int64_t stride, real *s, int places)
+/* s[key][row] = products[key * rows + row] */
+static inline ALWAYS_INLINE void spread_products(vf products, const int keys, const int rows, real *s, int places)
 {
-    vf products = vf_set1(0), longer = vf_set1(0);
-    if (how_wide == NARROW) products = dot_stretch(keys, rows, dtype, how, 0, dim, stride, run, first, q);
-    for (int64_t d = 0; how_wide == WIDE && d < dim; d += STRETCH) {
-        const int64_t end = dim - d < STRETCH ? dim : d + STRETCH;
-        if (d && d % (STRETCH * STRETCHES) == 0) longer = vf_add(longer, products), products = vf_set1(0);
-        products = vf_add(products, dot_stretch(keys, rows, dtype, how, d, end, stride, run, first, q));
-    }
-    if (how_wide == WIDE) products = vf_add(longer, products);
-    if (keys * rows == VL && rows == places) {
-        vf_store(s, products);
-    } else {
-        real lane[VL];
-        vf_store(lane, products);
-        UNROLL_FOR (int key = 0; key < keys; ++key) memcpy(s + key * places, lane + key * rows, rows * sizeof(real));
+    real lane[VL];
+    vf_store(lane, products);
+    UNROLL_FOR (int key = 0; key < keys; ++key) {
+        memcpy(s, lane + key * rows, rows * sizeof(real));
+        s += places;
+        NOT_DERIVED(s); /* or all addresses would be computed before, and kept, whether they are needed or not */
     }
 }
 
+/* s[key][row] = K[key] . q[row] */
+static inline ALWAYS_INLINE void dot_tile(const int keys, const int rows, const int dtype, const int how_wide,
+                                          int64_t dim, row_run run, int first, const real *q, int64_t stride, real *s,
+                                          int places)
+{
+    vf products = vf_set1(0), longer = vf_set1(0);
+    if (how_wide == NARROW) products = dot_stretch(keys, rows, dtype, 0, dim, stride, run, first, q);
+    for (int64_t d = 0; how_wide == WIDE && d < dim; d += STRETCH) {
+        const int64_t end = dim - d < STRETCH ? dim : d + STRETCH;
+        if (d && d % (STRETCH * STRETCHES) == 0) longer = vf_add(longer, products), products = vf_set1(0);
+        products = vf_add(products, dot_stretch(keys, rows, dtype, d, end, stride, run, first, q));
+    }
+    if (how_wide == WIDE) products = vf_add(longer, products);
+    if (keys * rows == VL && rows == places)
+        vf_store(s, products);
+    else
+        spread_products(products, keys, rows, s, places);
+}
+
 /* As many keys at once as VL sums allow, then one by one. */
-static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, const int how, const int how_wide, int keys,
-                                           int64_t dim, row_run run, const real *q, int64_t stride, real *s, int places)
+static inline ALWAYS_INLINE void dot_tiles(const int rows, const int dtype, const int how_wide, int keys, int64_t dim,
+                                           row_run run, const real *q, int64_t stride, real *s, int places)
 {
     const int at_once = VL / rows;
     int key = 0;
     for (; key + at_once <= keys; key += at_once)
-        dot_tile(at_once, rows, dtype, how, how_wide, dim, run, key, q, stride, s + key * places, places);
-    for (; key < keys; ++key)
-        dot_tile(1, rows, dtype, how, how_wide, dim, run, key, q, stride, s + key * places, places);
+        dot_tile(at_once, rows, dtype, how_wide, dim, run, key, q, stride, s + key * places, places);
+    for (; key < keys; ++key) dot_tile(1, rows, dtype, how_wide, dim, run, key, q, stride, s + key * places, places);
 }
 
 /* Five or six rows are taken together where there are registers for so many sums: four and one, or two, would read K and V
@@ -99,18 +107,18 @@ static void load_queries(const sdpa_input *in, sdpa_task *t)
     choose_places(in, t);
 }
 
-static inline ALWAYS_INLINE void score_keys(const int dtype, const int how, const int how_wide, const sdpa_input *in,
+static inline ALWAYS_INLINE void score_keys(const int dtype, const int how_wide, const sdpa_input *in,
                                             const sdpa_task *t, sdpa_segment g, const source *keys)
 {
     const real *q = t->scratch.q;
     const int64_t dim = summed_features(in), stride = query_stride(in);
+    const int most = taken_rows(t) > most_together(dtype) ? KEYS_IN_CACHE : BLOCK_KEYS;
     for (int key = g.begin, end; key < g.end; key = end) {
-        end = g.end - key < KEYS_IN_CACHE ? g.end : key + KEYS_IN_CACHE;
-        const row_run run = run_of(in, t, keys, key, &end, dtype, how);
+        end = g.end - key < most ? g.end : key + most;
+        const row_run run = run_of(in, t, keys, key, &end, dtype);
         real *s = scores_at(t, key, 0);
 #define DOT_TILES(rows, first)                                                                                         \
-    dot_tiles(rows, dtype, how, how_wide, end - key, dim, run, q + (first) * stride, stride, s + (first),              \
-              t->scratch.places)
+    dot_tiles(rows, dtype, how_wide, end - key, dim, run, q + (first) * stride, stride, s + (first), t->scratch.places)
         FOR_ROWS(taken_rows(t), most_together(dtype), DOT_TILES);
 #undef DOT_TILES
     }
@@ -140,15 +148,15 @@ static void raise_high(const sdpa_task *t, sdpa_segment g)
 static NOINLINE void score_narrow(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
     const source s = source_of_keys(in, t, keys);
-#define SCORE_KEYS(dtype, how) score_keys(dtype, how, NARROW, in, t, g, &s)
-    WITH_DTYPE(keys.dtype, how_fetched(&s), SCORE_KEYS);
+#define SCORE_KEYS(dtype) score_keys(dtype, NARROW, in, t, g, &s)
+    WITH_DTYPE(keys.dtype, SCORE_KEYS);
 #undef SCORE_KEYS
 }
 static NOINLINE void score_wide(const sdpa_input *in, const sdpa_task *t, sdpa_segment g, operand keys)
 {
     const source s = source_of_keys(in, t, keys);
-#define SCORE_KEYS(dtype, how) score_keys(dtype, how, WIDE, in, t, g, &s)
-    WITH_DTYPE(keys.dtype, IN_RUNS, SCORE_KEYS); /* rows are long: each comes as if it were a run of its own */
+#define SCORE_KEYS(dtype) score_keys(dtype, WIDE, in, t, g, &s)
+    WITH_DTYPE(keys.dtype, SCORE_KEYS);
 #undef SCORE_KEYS
 }
 
@@ -199,34 +207,37 @@ static inline vf exponentiate_scores(const sdpa_task *t, int v, vf from, vf fact
 {
     const sdpa_segment keys = t->block.of_vector[0];
     const int count = (keys.end - keys.begin) * t->scratch.places;
-    real *s = scores_at(t, keys.begin, 0), part[VL * VL], lane[VL];
+    real *s = scores_at(t, keys.begin, 0), part[VL * VL], row[VL], lane[VL];
     (void)v;
-    vf_store(lane, from);
-    for (int i = t->scratch.places; i < VL; ++i) lane[i] = lane[i - t->scratch.places];
+    vf_store(row, from);
+    for (int i = 0; i < VL; ++i) lane[i] = row[i & (t->scratch.places - 1)]; /* places are a power of two */
     from = vf_load(lane);
+#define EXPONENTIATE(places)                                                                                           \
+    exponentiate_vectors(places, s, count, from, factors, floor, part);                                                \
+    *kept = keep_block(places, t, keys)
     switch (t->scratch.places) {
-    case 1: exponentiate_vectors(1, s, count, from, factors, floor, part); break;
-    case 2: exponentiate_vectors(2, s, count, from, factors, floor, part); break;
-    case 4: exponentiate_vectors(VL < 4 ? VL : 4, s, count, from, factors, floor, part); break;
-    case 8: exponentiate_vectors(VL < 8 ? VL : 8, s, count, from, factors, floor, part); break;
-    default: exponentiate_vectors(VL, s, count, from, factors, floor, part);
+    case 1: EXPONENTIATE(1); break;
+    case 2: EXPONENTIATE(2); break;
+    case 4: EXPONENTIATE((VL < 4 ? VL : 4)); break;
+    case 8: EXPONENTIATE((VL < 8 ? VL : 8)); break;
+    default: EXPONENTIATE(VL);
     }
-    *kept = keep_block(t, keys);
+#undef EXPONENTIATE
     return vf_load(part);
 }
 
-static inline ALWAYS_INLINE void output_rows(const int dtype, const int how, const sdpa_input *in, const sdpa_task *t,
+static inline ALWAYS_INLINE void output_rows(const int dtype, const sdpa_input *in, const sdpa_task *t,
                                              const source *values, const real *weights, real *sums)
 {
     const sdpa_segment g = t->block.segment[0]; /* there is one vector of rows, hence one segment */
     const int64_t width = output_width(in->value_dim);
     for (int key = g.begin, end; key < g.end; key = end) {
         end = g.end - key < VALUES_IN_CACHE ? g.end : key + VALUES_IN_CACHE;
-        const row_run run = run_of(in, t, values, key, &end, dtype, how);
+        const row_run run = run_of(in, t, values, key, &end, dtype);
         const real *s = weights_at(t, weights, key);
 #define OUTPUT_TILES(rows, first)                                                                                      \
-    output_tiles(rows, dtype, how, end - key, run, in->value_dim, s + (first), t->scratch.places,                      \
-                 sums + (first) * width, width)
+    output_tiles(rows, dtype, end - key, run, in->value_dim, s + (first), t->scratch.places, sums + (first) * width,   \
+                 width)
         FOR_ROWS(taken_rows(t), TOGETHER, OUTPUT_TILES);
 #undef OUTPUT_TILES
     }
@@ -240,8 +251,8 @@ static void output_block(const sdpa_input *in, const sdpa_task *t, operand value
     real *sums = shrink ? t->scratch.block_o : o;
     memset(sums, 0, (size_t)(taken_rows(t) * width) * sizeof(real));
     const source from = source_of_values(in, t, values);
-#define OUTPUT_ROWS(dtype, how) output_rows(dtype, how, in, t, &from, s, sums)
-    WITH_DTYPE(values.dtype, how_fetched(&from), OUTPUT_ROWS);
+#define OUTPUT_ROWS(dtype) output_rows(dtype, in, t, &from, s, sums)
+    WITH_DTYPE(values.dtype, OUTPUT_ROWS);
 #undef OUTPUT_ROWS
     mend_small_sums(in, t, values, s, sums);
     for (int row = 0; shrink && row < t->rows.count; ++row)

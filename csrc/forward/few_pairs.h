@@ -19,7 +19,7 @@
 
 enum { VALUES_IN_CACHE = 64, HALVES = 2 * VL }; /* numbers in a vector */
 
-#define WITH_DTYPE(dtype, how, call) WITH_HOW(SDPA_BFLOAT16, how, call)
+#define WITH_DTYPE(dtype, call) call(SDPA_BFLOAT16)
 
 /* Numbers from `at` on, of which a row has `left`: 0 behind its end. */
 static inline ALWAYS_INLINE halves some_halves(const char *at, int64_t left)
@@ -107,28 +107,36 @@ static void find_odd_queries(const sdpa_input *in, sdpa_task *t)
 
 /* ---- scores */
 
-static inline ALWAYS_INLINE void dot_step(const int keys, const int rows, const int how, int64_t d, int64_t left,
-                                          int64_t stride, row_run run, int first, const real *q, vf *sum)
+static inline ALWAYS_INLINE void dot_step(const int keys, const int rows, int64_t d, int64_t left, int64_t stride,
+                                          const char **at, ptrdiff_t key_stride, const real *q, vf *sum)
 {
     vf query[VL];
     UNROLL_FOR (int row = 0; row < rows; ++row) query[row] = vf_load(q + row * stride + d / 2);
     UNROLL_FOR (int key = 0; key < keys; ++key) {
-        const vf features = as_pairs(some_halves(run.at + (first + key) * run.stride + d * 2, left));
+        const vf features = as_pairs(some_halves(at[key / GROUP] + key % GROUP * key_stride, left));
         UNROLL_FOR (int row = 0; row < rows; ++row)
             sum[key * rows + row] = vf_dot_pairs(features, query[row], sum[key * rows + row]);
     }
-    UNROLL_FOR (int key = 0; key < keys; ++key) fetch_keys(run, first, keys, key, d, SDPA_BFLOAT16, how);
 }
 
 /* sums[key * rows + row] = K[key] . q[row] over the features from `d` to `end`, for keys * rows <= VL pairs. */
-static inline ALWAYS_INLINE vf dot_stretch(const int keys, const int rows, const int dtype, const int how, int64_t d,
-                                           int64_t end, int64_t stride, row_run run, int first, const real *q)
+static inline ALWAYS_INLINE vf dot_stretch(const int keys, const int rows, const int dtype, int64_t d, int64_t end,
+                                           int64_t stride, row_run run, int first, const real *q)
 {
+    const char *at[GROUPS];
+    lines_ahead ahead = keys_ahead(run, first, keys, d * 2);
     vf sum[VL];
-    (void)dtype;
     UNROLL_FOR (int i = 0; i < VL; ++i) sum[i] = vf_set1(0);
-    for (; d + HALVES <= end; d += HALVES) dot_step(keys, rows, how, d, HALVES, stride, run, first, q, sum);
-    if (d < end) dot_step(keys, rows, how, d, end - d, stride, run, first, q, sum);
+    find_groups(at, run, first, keys, d * 2);
+    for (; d + HALVES <= end; d += HALVES) {
+        dot_step(keys, rows, d, HALVES, stride, at, run.stride, q, sum);
+        fetch_keys(&ahead, keys, d, dtype);
+        move_groups(at, keys, HALVES * 2);
+    }
+    if (d < end) {
+        dot_step(keys, rows, d, end - d, stride, at, run.stride, q, sum);
+        fetch_keys(&ahead, keys, d, dtype);
+    }
     return vf_sums(sum);
 }
 
@@ -177,20 +185,29 @@ static inline halves places_of_pairs(int places)
 /* The weights of the block, s[key][places] from its even first key on, become pairs of keys, in their place.  Returns
  * the sums of what is left of them: VL sums, each over every VL-th pair, so that their bits do not depend on `places`.
  * Nor do they on where the block begins, a multiple of VL keys: half of the sums change places with the other half. */
-static vf keep_block(const sdpa_task *t, sdpa_segment keys)
+static inline ALWAYS_INLINE vf keep_block(const int places, const sdpa_task *t, sdpa_segment keys)
 {
-    const int places = t->scratch.places, count = (keys.end - keys.begin) * places;
+    const int count = (keys.end - keys.begin) * places;
+    real *s = scores_at(t, keys.begin, 0), *to = pairs_at(t, keys.begin);
     const halves at = places_of_pairs(places);
     const vf ones = vf_set1(float_of_bits(0x3f803f80));
-    real *s = scores_at(t, keys.begin, 0), *to = pairs_at(t, keys.begin);
     real part[VL * VL]; /* [pair % VL][places] */
-    for (int i = 0; i < places; ++i) vf_store(part + i * VL, vf_set1(0));
-    for (int i = (count + VL - 1) / VL * VL; i % (2 * VL); ++i) s[i] = 0;
-    for (int i = 0; i < count; i += 2 * VL) {
+    vf sum[VL];
+    int i = 0;
+    for (int end = (count + VL - 1) / VL * VL; end % (2 * VL); ++end) s[end] = 0;
+    UNROLL_FOR (int j = 0; j < places; ++j) sum[j] = vf_set1(0);
+    for (; i + 2 * VL * places <= count; i += 2 * VL * places)
+        UNROLL_FOR (int j = 0; j < places; ++j) {
+            const real *two = s + i + j * 2 * VL;
+            const vf pairs = vf_round_and_pair(vf_load(two), vf_load(two + VL), at);
+            vf_store(to + i / 2 + j * VL, pairs);
+            sum[j] = vf_dot_pairs(pairs, ones, sum[j]);
+        }
+    UNROLL_FOR (int j = 0; j < places; ++j) vf_store(part + j * VL, sum[j]);
+    for (real *last = part; i < count; i += 2 * VL, last += VL) {
         const vf pairs = vf_round_and_pair(vf_load(s + i), vf_load(s + i + VL), at);
-        real *sum = part + (i / 2 & (places * VL - 1)); /* places are a power of 2 */
         vf_store(to + i / 2, pairs);
-        vf_store(sum, vf_dot_pairs(pairs, ones, vf_load(sum)));
+        vf_store(last, vf_dot_pairs(pairs, ones, vf_load(last)));
     }
     add_halves(places, part);
     return vf_load(part);
@@ -214,15 +231,16 @@ static void lower_weights(const sdpa_task *t)
 /* Of a row of o. */
 static inline int64_t output_width(int64_t value_dim) { return (value_dim + HALVES - 1) / HALVES * HALVES; }
 
-/* sum[row] += the pair of weights of each row times rows `key` and, if it is there, key + 1 of the run. */
-static inline ALWAYS_INLINE void output_step(const int rows, const int width, const int both, row_run run, int key,
-                                             int64_t e, int64_t left, const real *weights, vf sum[6][16])
+/* sum[row] += the pair of weights of each row times the rows of V from `at` and, if it is there, the next. */
+static inline ALWAYS_INLINE void output_step(const int rows, const int width, const int both, const char *at,
+                                             ptrdiff_t stride, int64_t left, const real *weights, vf sum[6][16])
 {
     vf value[16];
-    const char *at = run.at + key * run.stride + e * 2;
     UNROLL_FOR (int i = 0; i < width; ++i) {
-        const halves low = some_halves(at + i * HALVES * 2, left - i * HALVES);
-        const halves high = both ? some_halves(at + run.stride + i * HALVES * 2, left - i * HALVES) : halves_zero();
+        halves low = some_halves(at + i * HALVES * 2, left - i * HALVES);
+        halves high = both ? some_halves(at + stride + i * HALVES * 2, left - i * HALVES) : halves_zero();
+        LOADED_ONCE(low);
+        LOADED_ONCE(high);
         value[2 * i] = halves_pairs_low(low, high);
         value[2 * i + 1] = halves_pairs_high(low, high);
     }
@@ -234,20 +252,24 @@ static inline ALWAYS_INLINE void output_step(const int rows, const int width, co
 
 /* sums[row][features] += weights[key][row] * V[key][features] for the keys of a run and `width` vectors of features
  * from `e` on, of which a row has `left`. */
-static inline ALWAYS_INLINE void output_tile(const int rows, const int width, const int how, int keys, row_run run,
-                                             int64_t e, int64_t left, const real *weights, int places, real *sums,
+static inline ALWAYS_INLINE void output_tile(const int rows, const int width, int keys, row_run run, int64_t e,
+                                             int64_t left, const real *weights, int places, real *sums,
                                              ptrdiff_t stride)
 {
+    const int bytes = width * HALVES * 2;
+    const char *at = run.at + e * 2;
+    lines_ahead ahead = values_ahead(run, keys, e * 2, bytes);
     vf sum[6][16];
     UNROLL_FOR (int row = 0; row < rows; ++row)
         UNROLL_FOR (int i = 0; i < 2 * width; ++i) sum[row][i] = vf_set1(0);
-    int key = 0;
-    for (; key + 2 <= keys; key += 2) {
-        output_step(rows, width, 1, run, key, e, left, weights + key / 2 * places, sum);
-        fetch_values(run, keys, key, e, width * HALVES, SDPA_BFLOAT16, how);
-        fetch_values(run, keys, key + 1, e, width * HALVES, SDPA_BFLOAT16, how);
+    for (; keys >= 2; keys -= 2) {
+        output_step(rows, width, 1, at, run.stride, left, weights, sum);
+        fetch_values(&ahead, bytes);
+        fetch_values(&ahead, bytes);
+        at += 2 * run.stride;
+        weights += places;
     }
-    if (key < keys) output_step(rows, width, 0, run, key, e, left, weights + key / 2 * places, sum);
+    if (keys) output_step(rows, width, 0, at, run.stride, left, weights, sum);
     UNROLL_FOR (int row = 0; row < rows; ++row)
         UNROLL_FOR (int i = 0; i < 2 * width; i += 2) {
             real *to = sums + row * stride + e + i * VL;
@@ -257,23 +279,22 @@ static inline ALWAYS_INLINE void output_tile(const int rows, const int width, co
         }
 }
 
-static inline ALWAYS_INLINE void output_tiles(const int rows, const int dtype, const int how, int keys, row_run run,
-                                              int64_t value_dim, const real *weights, int places, real *sums,
-                                              int64_t stride)
+static inline ALWAYS_INLINE void output_tiles(const int rows, const int dtype, int keys, row_run run, int64_t value_dim,
+                                              const real *weights, int places, real *sums, int64_t stride)
 {
     enum { MOST = 8 }; /* vectors of sums to a tile, of two lines of features */
     const int width = rows > 4 ? 2 : MOST / rows;
     int64_t e = 0;
     (void)dtype;
     for (; e + width * HALVES <= value_dim; e += width * HALVES)
-        output_tile(rows, width, how, keys, run, e, width * HALVES, weights, places, sums, stride);
+        output_tile(rows, width, keys, run, e, width * HALVES, weights, places, sums, stride);
     for (; width > 4 && e + 4 * HALVES <= value_dim; e += 4 * HALVES)
-        output_tile(rows, 4, how, keys, run, e, 4 * HALVES, weights, places, sums, stride);
+        output_tile(rows, 4, keys, run, e, 4 * HALVES, weights, places, sums, stride);
     for (; width > 2 && e + 2 * HALVES <= value_dim; e += 2 * HALVES)
-        output_tile(rows, 2, how, keys, run, e, 2 * HALVES, weights, places, sums, stride);
+        output_tile(rows, 2, keys, run, e, 2 * HALVES, weights, places, sums, stride);
     for (; e + HALVES <= value_dim; e += HALVES)
-        output_tile(rows, 1, how, keys, run, e, HALVES, weights, places, sums, stride);
-    if (e < value_dim) output_tile(rows, 1, how, keys, run, e, value_dim - e, weights, places, sums, stride);
+        output_tile(rows, 1, keys, run, e, HALVES, weights, places, sums, stride);
+    if (e < value_dim) output_tile(rows, 1, keys, run, e, value_dim - e, weights, places, sums, stride);
 }
 
 /* ---- what pairs took for 0 */

@@ -21,36 +21,68 @@ typedef struct {
     int group_shift;
 } row_run;
 
-/* How K or V is fetched ahead: as one run, a constant number of bytes ahead; or run by run. */
-enum { AS_ONE, IN_RUNS };
-
-/* So many bytes, by where K and V are expected.  Measured on Zen 5 with 1 to 4 rows of all dtypes: from the second- and
- * third-level caches 2 KB take 3 to 13 % less time than 12 KB or none, 4 KB up to 2 % more; from memory 4 KB take 8 to 25 %
- * more than 12 KB, 8 KB up to 12 %, 20 KB 2 to 4 %, 32 KB 3 to 12 %. */
-static inline ptrdiff_t bytes_ahead(int from) { return from == SDPA_MEMORY ? 12288 : 2048; }
+/* So many bytes, by where K and V are expected.  Measured on Zen 5 with 1 to 5 rows of all dtypes: from the third-level
+ * cache 4 to 8 KB are alike, 2 KB take up to 5 % longer, 12 KB up to 4 %; from memory 4 KB take 8 to 25 % more than
+ * 12 KB, 8 KB up to 12 %, 20 KB 2 to 4 %, 32 KB 3 to 12 %. */
+static inline ptrdiff_t bytes_ahead(int from) { return from == SDPA_MEMORY ? 12288 : 6144; }
 
 /* Tiles read several rows side by side, or parts of them, but what comes ahead of them is fetched in the order of
  * memory, a line with each vector that is read.  Measured, decode-32k float32: 77 GB/s; in the order in which it is
- * read 65; all lines of a tile at once, before it, 56.
- *
- * With column d of one of the keys of a tile. */
-static inline ALWAYS_INLINE void fetch_keys(row_run run, int first, int keys, int key, int64_t d, const int dtype,
-                                            const int how)
+ * read 65; all lines of a tile at once, before it, 56. */
+typedef struct {
+    const char *at;       /* the next line */
+    ptrdiff_t step, turn; /* to that of the next key, and from the last key to the next line of the first */
+} lines_ahead;
+
+/* Of a tile of keys, from the byte `from` of each on. */
+static inline ALWAYS_INLINE lines_ahead keys_ahead(row_run run, int first, const int keys, ptrdiff_t from)
 {
-    const ptrdiff_t from = d * size_of(dtype);
-    if (from % LINE) return;
-    const int compact = how == AS_ONE || run.compact;
-    PREFETCH(run.ahead + first * run.stride + from * (compact ? keys : 1) + key * (compact ? LINE : run.stride), 3);
+    const char *at = run.ahead + first * run.stride;
+    if (run.compact) return (lines_ahead){at + from * keys, LINE, 0};
+    return (lines_ahead){at + from, run.stride, LINE - keys * run.stride};
 }
 
-/* With `width` columns from e on of one of the keys of a tile. */
-static inline ALWAYS_INLINE void fetch_values(row_run run, int keys, int key, int64_t e, int width, const int dtype,
-                                              const int how)
+/* With column d of all keys of the tile. */
+static inline ALWAYS_INLINE void fetch_keys(lines_ahead *ahead, const int keys, int64_t d, const int dtype)
 {
-    const ptrdiff_t left = e * size_of(dtype), bytes = width * size_of(dtype);
-    const int compact = how == AS_ONE || run.compact;
-    const char *tile = run.ahead + (compact ? left * keys + key * bytes : left + key * run.stride);
-    UNROLL_FOR (int line = 0; line < bytes; line += LINE) PREFETCH(tile + line, 3);
+    if (d * size_of(dtype) % LINE) return;
+    UNROLL_FOR (int key = 0; key < keys; ++key) {
+        PREFETCH(ahead->at, 3);
+        ahead->at += ahead->step;
+    }
+    ahead->at += ahead->turn;
+}
+
+/* The keys of a tile, by groups: an address in one is that of its first key and a multiple of `stride` that instructions
+ * add for nothing, where 16 addresses would not fit in registers. */
+enum { GROUP = 4, GROUPS = VL > GROUP ? VL / GROUP : 1 };
+
+static inline ALWAYS_INLINE void find_groups(const char **at, row_run run, int first, const int keys, ptrdiff_t from)
+{
+    UNROLL_FOR (int i = 0; i < keys; i += GROUP) {
+        at[i / GROUP] = run.at + (first + i) * run.stride + from;
+        NOT_DERIVED(at[i / GROUP]);
+    }
+}
+static inline ALWAYS_INLINE void move_groups(const char **at, const int keys, ptrdiff_t bytes)
+{
+    UNROLL_FOR (int i = 0; i < keys; i += GROUP) {
+        at[i / GROUP] += bytes;
+        NOT_DERIVED(at[i / GROUP]);
+    }
+}
+
+/* Of a tile of `bytes` of each key, from the byte `from` on. */
+static inline ALWAYS_INLINE lines_ahead values_ahead(row_run run, int keys, ptrdiff_t from, const int bytes)
+{
+    return (lines_ahead){run.ahead + from * (run.compact ? keys : 1), run.compact ? bytes : run.stride, 0};
+}
+
+/* With one key. */
+static inline ALWAYS_INLINE void fetch_values(lines_ahead *ahead, const int bytes)
+{
+    UNROLL_FOR (int line = 0; line < bytes; line += LINE) PREFETCH(ahead->at + line, 3);
+    ahead->at += ahead->step;
 }
 
 /* K or V, and how it is read. */
@@ -82,8 +114,6 @@ static source source_of_values(const sdpa_input *in, const sdpa_task *t, operand
                      t->rows.value_scales_at);
 }
 
-static int how_fetched(const source *s) { return s->rows.at && s->compact ? AS_ONE : IN_RUNS; }
-
 static void enter_page(const sdpa_input *in, const sdpa_task *t, const source *s, int key, int *end, row_run *run)
 {
     const int later = key + s->rows_ahead;
@@ -97,30 +127,21 @@ static void enter_page(const sdpa_input *in, const sdpa_task *t, const source *s
 
 /* The run from `key` of the block on; it ends before key *end. */
 static inline ALWAYS_INLINE row_run run_of(const sdpa_input *in, const sdpa_task *t, const source *s, int key, int *end,
-                                           const int dtype, const int how)
+                                           const int dtype)
 {
     row_run run = {.stride = s->rows.stride, .compact = s->compact, .group_shift = in->group_shift};
     int unused = key + 1;
-    if (how != AS_ONE && !s->rows.at) {
+    if (!s->rows.at) {
         enter_page(in, t, s, key, end, &run);
     } else {
         run.at = s->rows.at + key * run.stride;
-        run.ahead = run.at + (how == AS_ONE ? s->ahead : s->rows_ahead * run.stride);
+        run.ahead = run.at + (s->compact ? s->ahead : s->rows_ahead * run.stride);
     }
     if (dtype != SDPA_INT8) return run;
     run.scales = row_address(in, s->scale, s->scales_at, t, key, &unused);
     run.scale_stride = s->scale->row;
     return run;
 }
-
-/* Expands `call(dtype, how)` with a constant; code for double is not doubled. */
-#define WITH_HOW(dtype, how, call)                                                                                     \
-    do {                                                                                                               \
-        if (sizeof(real) == sizeof(float) && (how) == AS_ONE)                                                          \
-            call(dtype, AS_ONE);                                                                                       \
-        else                                                                                                           \
-            call(dtype, IN_RUNS);                                                                                      \
-    } while (0)
 
 /* part[0][places] += all other part[VL][places]: halves meet first, and so on. */
 static inline ALWAYS_INLINE void add_halves(const int places, real *part)
