@@ -26,17 +26,23 @@ enum { ANY_LAYOUT = -1 }; /* in place of the dtype of arrays whose rows are adja
         if (i < (size)) step(0, i, (int)((size) - i));                                                                 \
     } while (0)
 
+/* Bytes from number i of a row to the next. */
+static inline ALWAYS_INLINE ptrdiff_t norm_column(const sdpa_array *array, const int dtype)
+{
+    return dtype == ANY_LAYOUT ? array->column : size_of(dtype);
+}
+
 static inline ALWAYS_INLINE vf read_norm(const sdpa_array *array, const char *row, int64_t i, int count,
                                          const int dtype)
 {
-    const char *at = row + i * array->column;
+    const char *at = row + i * norm_column(array, dtype);
     return dtype != ANY_LAYOUT && count == VL ? read_adjacent(at, dtype) : read_chunk(at, array->column, count, array);
 }
 
 static inline ALWAYS_INLINE void write_norm(const sdpa_array *array, char *row, int64_t i, int count, const int dtype,
                                             vf x)
 {
-    char *at = row + i * array->column;
+    char *at = row + i * norm_column(array, dtype);
     if (dtype != ANY_LAYOUT && count == VL)
         write_adjacent(at, dtype, x);
     else
