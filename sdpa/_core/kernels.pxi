@@ -46,10 +46,13 @@ cdef class Kernel:
 # AVX-512, 8 heads, D = 128, few against many, in ms.  float32, 2048 keys: 12 rows 0.26 and 0.31, 16 rows 0.34 and 0.31;
 # 8192 keys, 16 rows 1.51 and 2.32; 32768 keys, 16 rows 6.4 and 12.6.  float16: 0.34 and 0.39, 5.6 and 8.5 (16 rows).
 cdef int MOST_OF_FEW = 16
-# The same where both engines multiply pairs of bfloat16.  2048 keys: 12 rows 0.191 and 0.229, 16 rows 0.246 and 0.233;
-# 8192 keys: 12 rows 0.79 and 1.07, 16 rows 1.03 and 1.05; 32768 keys, from memory: 16 rows 4.4 and 4.9.  Few rows of
-# numbers beside many of pairs (AMX): 2048 keys: 8 rows 0.19 and 0.21, 10 rows 0.23 and 0.21, 12 rows 0.27 and 0.21.
-cdef int MOST_OF_FEW_PAIRS = 12, MOST_BESIDE_PAIRS = 10
+# The same where both engines multiply pairs of bfloat16, for heads of up to 96 features, and for larger ones, which
+# leave less to sums over lanes.  16 rows: D = 64, 4096 keys 0.255 and 0.242, 16384 keys 1.06 and 1.25; D = 96, 4096 keys
+# alike; D = 128, 1024 keys 0.106 and 0.117, 8192 keys 0.88 and 1.16; D = 256, 1024 keys of 2 heads 0.046 and 0.054.
+cdef int MOST_OF_FEW_PAIRS = 12, MOST_OF_FEW_WIDE_PAIRS = 16, WIDE = 128
+# Few rows of numbers beside many of pairs (AMX).  2048 keys: 8 rows 0.19 and 0.21, 10 rows 0.23 and 0.21, 12 rows 0.27
+# and 0.21.
+cdef int MOST_BESIDE_PAIRS = 10
 
 
 # The same where one block holds all keys: the other engine writes results as they are summed.  64 heads of 64 keys,
@@ -66,8 +69,10 @@ cdef int64_t most_of_few(const sdpa_isa *isa, const sdpa_input *p) noexcept:
     cdef int most = MOST_OF_FEW
     if p.q_starts == NULL and p.kv_len <= engines[0].block_keys:
         most = MOST_BESIDE_SHORT
+    elif pairs and engines[1] == numbers[1]:
+        most = MOST_BESIDE_PAIRS
     elif pairs:
-        most = MOST_OF_FEW_PAIRS if engines[1] != numbers[1] else MOST_BESIDE_PAIRS
+        most = MOST_OF_FEW_WIDE_PAIRS if p.dim >= WIDE else MOST_OF_FEW_PAIRS
     return min(most, engines[1].rows)
 
 
