@@ -55,6 +55,10 @@ enum { ROWS = VECTORS * VL, TALLEST = TILE > 16 ? TILE : 16 };
  * 128, 10.2 with 512. */
 enum { BLOCK_KEYS = SDPA_FEW_ROWS ? 512 : 128 };
 
+/* Rows of a tile that share an address: that of its first, and multiples of their distance which instructions add for
+ * nothing.  Of 12 or 16 rows, addresses would not all fit in registers. */
+enum { GROUP_ROWS = 4 };
+
 /* Expands `call(n)` for n = `vectors`, so that the compiler sees a constant and unrolls each number on its own. */
 #define WITH_VECTORS(vectors, call)                                                                                    \
     do {                                                                                                               \

@@ -68,7 +68,7 @@ static inline ALWAYS_INLINE void gather_tile(const int height, const int vectors
 {
     vf sum[TALLEST][SDPA_MAX_VECTORS];
     set_to_zero(height, vectors, sum);
-    multiply(height, 0, vectors, sum, count, weights, ROWS, 1, rows, stride);
+    multiply(height, 0, vectors, sum, count, weights, ROWS, 1, 0, rows, stride);
     UNROLL_FOR (int i = 0; i < height; ++i)
         UNROLL_FOR (int v = 0; v < vectors; ++v) {
             real *at = sums + i * sums_stride + v * VL;

@@ -26,12 +26,6 @@ static inline ALWAYS_INLINE halves some_halves(const char *at, int64_t left)
 {
     return left >= HALVES ? halves_load(at) : halves_load_some(at, left > 0 ? left : 0);
 }
-static inline ALWAYS_INLINE vf as_pairs(halves x)
-{
-    vf pairs;
-    memcpy(&pairs, &x, sizeof pairs);
-    return pairs;
-}
 
 /* ---- rows of K and V */
 
@@ -113,7 +107,7 @@ static inline ALWAYS_INLINE void dot_step(const int keys, const int rows, int64_
     vf query[VL];
     UNROLL_FOR (int row = 0; row < rows; ++row) query[row] = vf_load(q + row * stride + d / 2);
     UNROLL_FOR (int key = 0; key < keys; ++key) {
-        const vf features = as_pairs(some_halves(at[key / GROUP] + key % GROUP * key_stride, left));
+        const vf features = halves_as_pairs(some_halves(at[key / GROUP_ROWS] + key % GROUP_ROWS * key_stride, left));
         UNROLL_FOR (int row = 0; row < rows; ++row)
             sum[key * rows + row] = vf_dot_pairs(features, query[row], sum[key * rows + row]);
     }

@@ -47,7 +47,7 @@ static inline ALWAYS_INLINE vf dot_stretch(const int keys, const int rows, const
         vf query[VL];
         UNROLL_FOR (int row = 0; row < rows; ++row) query[row] = vf_load(q + row * stride + d);
         UNROLL_FOR (int key = 0; key < keys; ++key) {
-            const char *from = at[key / GROUP] + key % GROUP * run.stride;
+            const char *from = at[key / GROUP_ROWS] + key % GROUP_ROWS * run.stride;
             const vf feature = read_scaled(from, run, first + key, d, dtype);
             UNROLL_FOR (int row = 0; row < rows; ++row)
                 sum[key * rows + row] = vf_fma(feature, query[row], sum[key * rows + row]);

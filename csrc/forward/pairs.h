@@ -32,6 +32,16 @@ static inline vf vf_product(vf a, vf b, vf c) { return vf_dot_pairs(a, b, c); }
 typedef halves extremes;
 static inline extremes no_extremes(void) { return halves_zero(); }
 
+/* The lanes of a tile for rows of any layout, of which `count` features are left. */
+static NOINLINE void read_any_pairs(vf *tile, char *const *row_at, ptrdiff_t offset, int count, const sdpa_array *array)
+{
+    for (int lane = 0; lane < VL; ++lane) {
+        uint16_t part[2 * VL] = {0};
+        for (int i = 0; i < count; ++i) part[i] = read_bits(row_at[lane] + offset + i * array->column);
+        memcpy(&tile[lane], part, sizeof part);
+    }
+}
+
 /* tile[pair] lane row, for VL rows and VL pairs from number `pair` on; features past `width` are 0. */
 static inline ALWAYS_INLINE void read_columns(vf *tile, char *const *row_at, int64_t pair, int pairs, int64_t width,
                                               const sdpa_array *array, extremes *found)
@@ -40,16 +50,15 @@ static inline ALWAYS_INLINE void read_columns(vf *tile, char *const *row_at, int
     const int64_t d = 2 * pair;
     const int count = width - d < 2 * VL ? (int)(width - d) : 2 * VL;
     const ptrdiff_t offset = d * array->column;
-    if (count == 2 * VL && array->column == 2)
+    vf any[VL]; /* in memory, where `tile` can stay in registers */
+    if (count == 2 * VL && array->column == 2) {
         UNROLL_FOR (int lane = 0; lane < VL; ++lane) tile[lane] = vf_load((const real *)(row_at[lane] + offset));
-    else
-        for (int lane = 0; lane < VL; ++lane) {
-            uint16_t part[2 * VL] = {0};
-            for (int i = 0; i < count; ++i) part[i] = read_bits(row_at[lane] + offset + i * array->column);
-            memcpy(&tile[lane], part, sizeof part);
-        }
+    } else {
+        read_any_pairs(any, row_at, offset, count, array);
+        UNROLL_FOR (int lane = 0; lane < VL; ++lane) tile[lane] = any[lane];
+    }
     UNROLL_FOR (int lane = 0; lane < VL; ++lane)
-        *found = halves_max_distance(*found, halves_load((const char *)&tile[lane]), SMALLEST_NORMAL);
+        *found = halves_max_distance(*found, pairs_as_halves(tile[lane]), SMALLEST_NORMAL);
     vf_transpose(tile);
 }
 

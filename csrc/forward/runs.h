@@ -53,22 +53,21 @@ static inline ALWAYS_INLINE void fetch_keys(lines_ahead *ahead, const int keys, 
     ahead->at += ahead->turn;
 }
 
-/* The keys of a tile, by groups: an address in one is that of its first key and a multiple of `stride` that instructions
- * add for nothing, where 16 addresses would not fit in registers. */
-enum { GROUP = 4, GROUPS = VL > GROUP ? VL / GROUP : 1 };
+/* The keys of a tile, by groups. */
+enum { GROUPS = (VL + GROUP_ROWS - 1) / GROUP_ROWS };
 
 static inline ALWAYS_INLINE void find_groups(const char **at, row_run run, int first, const int keys, ptrdiff_t from)
 {
-    UNROLL_FOR (int i = 0; i < keys; i += GROUP) {
-        at[i / GROUP] = run.at + (first + i) * run.stride + from;
-        NOT_DERIVED(at[i / GROUP]);
+    UNROLL_FOR (int i = 0; i < keys; i += GROUP_ROWS) {
+        at[i / GROUP_ROWS] = run.at + (first + i) * run.stride + from;
+        NOT_DERIVED(at[i / GROUP_ROWS]);
     }
 }
 static inline ALWAYS_INLINE void move_groups(const char **at, const int keys, ptrdiff_t bytes)
 {
-    UNROLL_FOR (int i = 0; i < keys; i += GROUP) {
-        at[i / GROUP] += bytes;
-        NOT_DERIVED(at[i / GROUP]);
+    UNROLL_FOR (int i = 0; i < keys; i += GROUP_ROWS) {
+        at[i / GROUP_ROWS] += bytes;
+        NOT_DERIVED(at[i / GROUP_ROWS]);
     }
 }
 

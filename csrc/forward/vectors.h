@@ -21,17 +21,26 @@ static inline ALWAYS_INLINE void set_to_zero(const int height, const int vectors
         UNROLL_FOR (int v = 0; v < vectors; ++v) sum[i][v] = vf_set1(0);
 }
 
-/* sum[i][v] += A(i, k) * B[k][v] for k < k_end and the vectors first <= v < end. */
+/* sum[i][v] += A(i, k) * B[k][v] for k < k_end and the vectors first <= v < end.  `apart`: rows of A are an unknown number
+ * of others apart. */
 static inline ALWAYS_INLINE void multiply(const int height, const int first, const int end, vf sum[][SDPA_MAX_VECTORS],
-                                          int64_t k_end, const real *a, ptrdiff_t a_i, ptrdiff_t a_k, const real *b,
-                                          ptrdiff_t b_k)
+                                          int64_t k_end, const real *a, ptrdiff_t a_i, ptrdiff_t a_k, const int apart,
+                                          const real *b, ptrdiff_t b_k)
 {
+    enum { FEW_ADDRESSES = 6 };
+    const int grouped = apart && height > FEW_ADDRESSES;
+    const real *group[(TALLEST + GROUP_ROWS - 1) / GROUP_ROWS];
+    UNROLL_FOR (int i = 0; grouped && i < height; i += GROUP_ROWS) group[i / GROUP_ROWS] = a + i * a_i;
     for (int64_t k = 0; k < k_end; ++k) {
         vf row[SDPA_MAX_VECTORS];
         UNROLL_FOR (int v = first; v < end; ++v) row[v] = vf_load(b + k * b_k + v * VL);
         UNROLL_FOR (int i = 0; i < height; ++i) {
-            const vf scalar = vf_set1(a[i * a_i + k * a_k]);
+            const vf scalar = vf_set1(grouped ? group[i / GROUP_ROWS][i % GROUP_ROWS * a_i] : a[i * a_i + k * a_k]);
             UNROLL_FOR (int v = first; v < end; ++v) sum[i][v] = vf_product(scalar, row[v], sum[i][v]);
+        }
+        UNROLL_FOR (int i = 0; grouped && i < height; i += GROUP_ROWS) {
+            group[i / GROUP_ROWS] += a_k;
+            NOT_DERIVED(group[i / GROUP_ROWS]);
         }
     }
 }
@@ -61,7 +70,7 @@ static inline ALWAYS_INLINE void score_tile(const int height, const int vectors,
     vf sum[TALLEST][SDPA_MAX_VECTORS];
     set_to_zero(height, vectors, sum);
     fetch_some(soon);
-    multiply(height, 0, vectors, sum, dim, k, k_stride, 1, q, ROWS);
+    multiply(height, 0, vectors, sum, dim, k, k_stride, 1, 1, q, ROWS);
     if (!first)
         UNROLL_FOR (int i = 0; i < height; ++i)
             UNROLL_FOR (int v = 0; v < vectors; ++v) sum[i][v] = vf_add(vf_load(s + i * ROWS + v * VL), sum[i][v]);
@@ -148,7 +157,7 @@ static inline ALWAYS_INLINE void output_tile(const int height, const int vectors
         const real *from = values + begin * stride, *weights = s + begin * ROWS;
 #define SEEN_BY(first, last)                                                                                           \
     if (last < vectors && g.first_vector == first && g.end_vector == last + 1)                                         \
-    multiply(height, first, last + 1, sum, steps(g.end - g.begin), from, 1, stride, weights, ROWS)
+    multiply(height, first, last + 1, sum, steps(g.end - g.begin), from, 1, stride, 0, weights, ROWS)
         SEEN_BY(0, 0);
         SEEN_BY(0, 1);
         SEEN_BY(0, 2);
@@ -213,14 +222,20 @@ static inline ALWAYS_INLINE void row_tile(const int height, const int vectors, c
     vf sum[TALLEST][SDPA_MAX_VECTORS];
     set_to_zero(height, vectors, sum);
     fetch_some(soon);
-    multiply(height, 0, vectors, sum, steps(keys.end - keys.begin), weights, 1, ROWS,
+    multiply(height, 0, vectors, sum, steps(keys.end - keys.begin), weights, 1, ROWS, 0,
              values + keys.begin / STEP * stride, stride);
     UNROLL_FOR (int i = 0; i < height; ++i)
-        UNROLL_FOR (int v = 0; v < vectors; ++v) {
-            char *at = t->rows.out[row + i] + offset + v * VL * out->itemsize;
-            poison[v] = vf_fma(sum[i][v], vf_set1(0), poison[v]);
-            write_adjacent(at, out->dtype, vf_mul(sum[i][v], vf_set1(factor[i])));
-        }
+        UNROLL_FOR (int v = 0; v < vectors; ++v) poison[v] = vf_fma(sum[i][v], vf_set1(0), poison[v]);
+    /* Which it is, is asked once: of each vector it would take as long as storing it. */
+#define WRITE_AS(of)                                                                                                   \
+    if (out->dtype == (of))                                                                                            \
+        UNROLL_FOR (int i = 0; i < height; ++i)                                                                        \
+            UNROLL_FOR (int v = 0; v < vectors; ++v)                                                                   \
+    write_adjacent(t->rows.out[row + i] + offset + v * VL * size_of(of), of, vf_mul(sum[i][v], vf_set1(factor[i])))
+    WRITE_AS(REAL_DTYPE);
+    WRITE_AS(SDPA_FLOAT16);
+    WRITE_AS(SDPA_BFLOAT16);
+#undef WRITE_AS
 }
 
 static inline ALWAYS_INLINE void row_tiles(const int vectors, const sdpa_array *out, const sdpa_task *t, int first,

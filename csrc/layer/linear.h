@@ -265,7 +265,7 @@ static inline ALWAYS_INLINE void sum_tile(const int height, const int vectors, c
             else
                 PREFETCH(at, 2);
         }
-        multiply(height, 0, vectors, sum, 1, p.x + k, p.stride, 1, p.w + k * ROWS, ROWS);
+        multiply(height, 0, vectors, sum, 1, p.x + k, p.stride, 1, 0, p.w + k * ROWS, ROWS);
     }
     if (p.more)
         UNROLL_FOR (int i = 0; i < height; ++i)

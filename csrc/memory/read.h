@@ -83,20 +83,28 @@ static inline ALWAYS_INLINE void read_lanes(vf *tile, char *const *row_at, ptrdi
     UNROLL_FOR (int lane = 0; lane < VL; ++lane) tile[lane] = read_adjacent(row_at[lane] + offset, dtype);
 }
 
+/* The same for `count` <= VL columns of any layout. */
+static NOINLINE void read_any_lanes(vf *tile, char *const *row_at, ptrdiff_t offset, int count, const sdpa_array *array)
+{
+    for (int lane = 0; lane < VL; ++lane) tile[lane] = read_chunk(row_at[lane] + offset, array->column, count, array);
+}
+
 /* tile[column] lane row = row_at[row][column], for VL rows and `count` <= VL columns from `offset` (in bytes). */
 static inline ALWAYS_INLINE void read_transposed(vf *tile, char *const *row_at, ptrdiff_t offset, int count,
                                                  const sdpa_array *array)
 {
     const int whole = count == VL && array->column == array->itemsize;
+    vf any[VL]; /* in memory, where `tile` can stay in registers */
     if (whole && array->dtype == REAL_DTYPE)
         read_lanes(tile, row_at, offset, REAL_DTYPE);
     else if (whole && array->dtype == SDPA_FLOAT16)
         read_lanes(tile, row_at, offset, SDPA_FLOAT16);
     else if (whole && array->dtype == SDPA_BFLOAT16)
         read_lanes(tile, row_at, offset, SDPA_BFLOAT16);
-    else
-        for (int lane = 0; lane < VL; ++lane)
-            tile[lane] = read_chunk(row_at[lane] + offset, array->column, count, array);
+    else {
+        read_any_lanes(any, row_at, offset, count, array);
+        UNROLL_FOR (int lane = 0; lane < VL; ++lane) tile[lane] = any[lane];
+    }
     vf_transpose(tile);
 }
 

@@ -62,6 +62,10 @@ static inline halves halves_load_some(const char *p, int64_t count)
 {
     return _mm512_maskz_loadu_epi16((__mmask32)((1ull << count) - 1), p);
 }
+/* The same bits. */
+static inline vf halves_as_pairs(halves x) { return _mm512_castsi512_ps(x); }
+static inline halves pairs_as_halves(vf x) { return _mm512_castps_si512(x); }
+
 static inline halves halves_zero(void) { return _mm512_setzero_si512(); }
 
 /* to[0 .. 31]: pairs of low[i] and high[i]. */
