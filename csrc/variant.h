@@ -44,6 +44,10 @@ NO_LOOP_VECTORIZE
 #include "simd/baseline.h"
 #endif
 
+#ifndef LOADED_ONCE
+#define LOADED_ONCE(vector) (void)(vector)
+#endif
+
 #if SDPA_FEW_ROWS
 enum { ROWS = VL };
 #else

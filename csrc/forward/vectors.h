@@ -27,13 +27,16 @@ static inline ALWAYS_INLINE void multiply(const int height, const int first, con
                                           int64_t k_end, const real *a, ptrdiff_t a_i, ptrdiff_t a_k, const int apart,
                                           const real *b, ptrdiff_t b_k)
 {
-    enum { FEW_ADDRESSES = 6 };
+    enum { FEW_ADDRESSES = 6, FEW_LOADS = 3 }; /* of two or three rows, loads of B in each multiply-add are the limit */
     const int grouped = apart && height > FEW_ADDRESSES;
     const real *group[(TALLEST + GROUP_ROWS - 1) / GROUP_ROWS];
     UNROLL_FOR (int i = 0; grouped && i < height; i += GROUP_ROWS) group[i / GROUP_ROWS] = a + i * a_i;
     for (int64_t k = 0; k < k_end; ++k) {
         vf row[SDPA_MAX_VECTORS];
-        UNROLL_FOR (int v = first; v < end; ++v) row[v] = vf_load(b + k * b_k + v * VL);
+        UNROLL_FOR (int v = first; v < end; ++v) {
+            row[v] = vf_load(b + k * b_k + v * VL);
+            if (height > 1 && height <= FEW_LOADS) LOADED_ONCE(row[v]);
+        }
         UNROLL_FOR (int i = 0; i < height; ++i) {
             const vf scalar = vf_set1(grouped ? group[i / GROUP_ROWS][i % GROUP_ROWS * a_i] : a[i * a_i + k * a_k]);
             UNROLL_FOR (int v = first; v < end; ++v) sum[i][v] = vf_product(scalar, row[v], sum[i][v]);
