@@ -147,7 +147,7 @@ TARGETS = [
 REASONS = [
     (
         "decode-short-*",
-        "A call of 8 to 18 µs, of which checking arguments and starting and ending threads take two to three. The rest "
+        "A call of 6 to 15 µs, of which checking arguments and starting and ending threads take two to three. The rest "
         "is arithmetic, which does not hide behind reading from caches this near.",
     ),
     (
@@ -156,21 +156,22 @@ REASONS = [
     ),
     (
         "decode-4k-bf16",
-        "A key of 128 features takes four rows 30 cycles from the second-level cache, of which products of pairs are "
-        "16, and 39 from the third-level cache, from which it could be read in 18: sums over lanes, softmax and "
-        "waiting for the first lines of each tile do not hide behind each other.",
+        "A key of 128 features takes four rows 24 cycles from the second-level cache, of which products of pairs are "
+        "16, and 29 from the third-level cache, from which it could be read in 18: sums over lanes, softmax and "
+        "what is fetched ahead take as many instructions as the products.",
     ),
     (
         "decode-4k-*",
-        "Keys and values come from the third-level cache, a part of them from memory: between 45 and 60 cycles of "
-        "arithmetic for each key hide only in part behind reading it, and the loop that is the bound has none.",
+        "Keys and values come from the third-level cache, a part of them from memory: 40 cycles of arithmetic for each "
+        "key, 32 of which are multiply-adds, hide only in part behind reading it, and the loop that is the bound has "
+        "none.",
     ),
     (
         "decode-cross-*",
-        "One row of 64 features. Three to four fifths of the time are arithmetic and reading from the second-level "
-        "cache (the table below): four vectors for each product, and sums over lanes. NumPy's arrays do not begin with "
-        "cache lines, so that vectors are read in two parts, and peers copy keys and values into memory of their own. "
-        "Reading row by row, and prefetching nearer, farther or both, brought nothing more.",
+        "One row of 64 features, at two thirds to three quarters of the rate of a loop that only reads. NumPy's arrays "
+        "do not begin with cache lines, so that vectors are read in two parts, and peers copy keys and values into "
+        "memory of their own. Prefetching nearer, farther or both, and the first rows of a task at once, brought "
+        "nothing more.",
     ),
     (
         "decode-*-fp32",

@@ -47,8 +47,9 @@ cdef class Kernel:
 # 8192 keys, 16 rows 1.51 and 2.32; 32768 keys, 16 rows 6.4 and 12.6.  float16: 0.34 and 0.39, 5.6 and 8.5 (16 rows).
 cdef int MOST_OF_FEW = 16
 # The same where both engines multiply pairs of bfloat16, for heads of up to 96 features, and for larger ones, which
-# leave less to sums over lanes.  16 rows: D = 64, 4096 keys 0.255 and 0.242, 16384 keys 1.06 and 1.25; D = 96, 4096 keys
-# alike; D = 128, 1024 keys 0.106 and 0.117, 8192 keys 0.88 and 1.16; D = 256, 1024 keys of 2 heads 0.046 and 0.054.
+# leave less to sums over lanes.  16 rows: D = 64, 4096 keys 0.255 and 0.242, 16384 keys 1.06 and 1.25; D = 96,
+# 4096 keys alike; D = 128, 1024 keys 0.106 and 0.117, 8192 keys 0.88 and 1.16; D = 256, 1024 keys of 2 heads 0.046
+# and 0.054.
 cdef int MOST_OF_FEW_PAIRS = 12, MOST_OF_FEW_WIDE_PAIRS = 16, WIDE = 128
 # Few rows of numbers beside many of pairs (AMX).  2048 keys: 8 rows 0.19 and 0.21, 10 rows 0.23 and 0.21, 12 rows 0.27
 # and 0.21.
