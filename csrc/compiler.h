@@ -7,6 +7,7 @@
  *     NOINLINE         what is compiled on its own
  *     ALL_WRITTEN      what was written is in memory, and not still in a register
  *     NOT_DERIVED      an address that the compiler shall keep in a register, and not compute from others that it knows
+ *     IN_REGISTER      a vector of x86 that is in a register here
  *     PREFETCH         asks for a cache line, into all caches (3) or from the second level on (2)
  *     PAUSE            leaves the core to what else runs on it, for a moment */
 #ifndef SDPA_COMPILER_H
@@ -29,12 +30,14 @@
 #define PREFETCH(at, level) __builtin_prefetch(at, 0, level)
 #define ALL_WRITTEN() __asm__ volatile("" ::: "memory")
 #define NOT_DERIVED(at) __asm__("" : "+r"(at))
+#define IN_REGISTER(vector) __asm__("" : "+v"(vector))
 #else
 #define ALWAYS_INLINE
 #define NOINLINE
 #define PREFETCH(at, level) (void)(at)
 #define ALL_WRITTEN()
 #define NOT_DERIVED(at) (void)(at)
+#define IN_REGISTER(vector) (void)(vector)
 #endif
 
 #if defined(__x86_64__) || defined(__i386__)

@@ -45,9 +45,7 @@ static inline vm vf_lt(vf a, vf b) { return V_COMPARE(a, b, _CMP_LT_OQ); }
 static inline vm vf_eq(vf a, vf b) { return V_COMPARE(a, b, _CMP_EQ_OQ); }
 
 /* A vector that stays in a register: compilers take loading it again with each use for cheap. */
-#if defined(__GNUC__)
-#define LOADED_ONCE(vector) __asm__("" : "+v"(vector))
-#endif
+#define LOADED_ONCE(vector) IN_REGISTER(vector)
 
 /* Bytes of 8 rows x 8 columns, as pairs of columns: pair[j] holds column 2 j of the 8 rows, then column 2 j + 1. */
 static inline void transpose_8x8_bytes(__m128i pair[4], char *const row[8], ptrdiff_t at)
