@@ -179,7 +179,8 @@ typedef struct {
     void *lift;                  /* [R]: powers of 2; o holds the sums divided by them */
     void *visible;               /* as s, for blocks with NaN or inf in V; pairs: or with odd rows */
     void *poison;                /* as o: which sums meet NaN or inf in V, see care.h */
-    void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V cannot be read in place */
+    void *key_copy, *value_copy; /* [block_keys][D], [block_keys][E]; used where K, V cannot be read in place; few
+                                    rows: the same place */
     void *feature_weights;       /* additive: [dim/4][5][R]: see additive.h */
     void *cap_slope;             /* [block_keys][R], for gradients with a softcap: its derivative; else NULL */
     int leads;                   /* the first of its bundle that sees the block: fetches from memory for all */

@@ -40,6 +40,7 @@ static inline int must_copy(const sdpa_task *t, sdpa_copied *copied)
     /* With an odd number the second half of the last pair is 0, and not a row (pairs.h). */
     if (same && copied->rows >= t->block.count && (copied->rows == t->block.count || t->block.count % STEP == 0))
         return 0;
+    if (SDPA_FEW_ROWS) t->scratch.copied[0].rows = t->scratch.copied[1].rows = 0; /* they share their place */
     *copied = (sdpa_copied){t->rows.batch, t->rows.kv_head, t->block.first, t->block.count, 0};
     return 1;
 }

@@ -42,8 +42,9 @@ static void take_shared(const sdpa_input *in, const sdpa_kernel *kernel, supply 
     s->high = take(memory, rows, bytes);
     s->block_o = kernel->few_rows || kernel->step == 2 ? take(memory, value_dim * rows, bytes) : NULL;
     s->poison = take(memory, value_dim * rows, bytes);
-    s->key_copy = take(memory, keys * dim, bytes);
-    s->value_copy = take(memory, keys * value_dim, bytes);
+    /* Few rows have no use for K once they have its scores, and their blocks are long: V takes its place. */
+    s->key_copy = take(memory, keys * (kernel->few_rows ? max64(dim, value_dim) : dim), bytes);
+    s->value_copy = kernel->few_rows ? s->key_copy : take(memory, keys * value_dim, bytes);
     s->cap_slope = NULL;
 }
 
